@@ -143,6 +143,28 @@ def test_keys_without_quotes_change_single_values_too(tables):
     assert expand(tables)[0].tables["data"]["partition"] == {"name": "iid", "num_clients": 4}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("setting", "method", "train.lr"),
+        ("setting", "train.lr", "train.lr"),
+        ("method", "train.lr", "train.lr"),
+        ("seeds", "setting", "seed"),
+        ("seeds", "method", "seed"),
+    ],
+)
+def test_no_two_lists_of_a_grid_give_the_same_key(tables, first, second, key):
+    lists = {
+        "seeds": [0, 1],
+        "setting": [{"name": "a", key: 1}],
+        "method": [{"name": "avg", "method": "fedavg", key: 1}],
+        "train.lr": [0.1, 0.2],
+    }
+    tables["grid"] = {first: lists[first], second: lists[second]}
+    with pytest.raises(InputError, match=f"both give {key}; leave it out of one of the two"):
+        expand(tables)
+
+
 def test_the_command_line_gives_lists_of_values(tables):
     del tables["grid"]
     cells = expand(tables, {"grid.train.lr": [0.1, 0.2], "grid.seeds": [3]})

@@ -72,6 +72,19 @@ def test_rows_sum_to_one_and_class_accuracies_average_to_the_accuracy(confusion)
         assert weighted == pytest.approx(metrics.accuracy(confusion))
 
 
+@pytest.mark.parametrize(
+    ("confidence", "bin"), [(0.2, 2), (0.4, 5), (0.6, 8), (0.8, 11), (1.0, 14)]
+)
+def test_a_confidence_on_the_edge_of_two_bins_is_in_the_lower_one(confidence, bin):
+    """Guo et al.: bin m of M = 15 holds the confidences in ((m - 1) / M, m / M]."""
+    for right in (0, 1):
+        bins = metrics.overconfidence(np.array([confidence]), np.array([right]))
+        assert np.flatnonzero(bins).tolist() == ([bin] if confidence != right else [])
+    above = metrics.overconfidence(np.array([min(confidence + 1e-6, 1.0)]), np.array([0]))
+    assert np.flatnonzero(above).tolist() == [min(bin + 1, 14)]
+    assert np.flatnonzero(metrics.overconfidence(np.array([1e-6]), np.array([0]))).tolist() == [0]
+
+
 # Forgetting.
 
 

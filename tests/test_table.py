@@ -27,6 +27,7 @@ from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
 from rayfed.papers.ours import without
 from rayfed.papers.tables import grids, read_paper
+from rayfed.report.answers import _compared
 from rayfed.report.compared import numbers
 from rayfed.report.forms import Sheet, as_csv, in_words, latex, markdown
 from rayfed.report.runs import labelled
@@ -94,6 +95,30 @@ def test_figures_and_differences_by_hand(run):
     assert second.difference.interval == pytest.approx((20.0 - half, 20.0 + half))
     best = rows([*one, *two], "best")[1].difference
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
+
+
+def test_the_mean_of_the_last_rounds_is_of_exactly_ten(run):
+    """Of 0.0, 0.01, ..., 0.11: the mean of 0.02 to 0.11."""
+    (row,) = rows([run("x/one", 0, *(number / 100 for number in range(12)))])
+    assert row.figures["last_10"][0] == pytest.approx(6.5)
+    (row,) = rows([run("x/one", 0, *(number / 100 for number in range(10)))])
+    assert row.figures["last_10"][0] == pytest.approx(4.5), "not of round 0, which has 0.1"
+
+
+def test_only_a_difference_that_is_sure_is_called_better_or_worse(run):
+    """Seeds agree about `up` and `down`, not about `perhaps` and `hardly`; the one of `once` says nothing."""
+    ends = {
+        "fedavg": (0.50, 0.50, 0.50),
+        "up": (0.60, 0.61, 0.62),
+        "down": (0.40, 0.41, 0.42),
+        "perhaps": (0.95, 0.45, 0.50),
+        "hardly": (0.05, 0.55, 0.50),
+        "once": (0.90,),
+    }
+    runs = [run(f"x/{name}", seed, end) for name, of in ends.items() for seed, end in enumerate(of)]
+    said = _compared(rows(runs)).text.translate({0x2068: None, 0x2069: None})  # around names
+    assert "Better, by the intervals: up. Worse, by the intervals: down." in said
+    assert said.endswith("Differences that may be chance: 3 of 5.")
 
 
 def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_compared(

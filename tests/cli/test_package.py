@@ -158,6 +158,48 @@ def test_links_to_files_in_the_folder_are_sent_and_other_links_stay(root):
     assert sent(root) == sorted([*CODE, "inside.py"])
 
 
+@pytest.mark.parametrize(
+    "hiding", ["torch.py", "json.py", "torch/__init__.py", "asyncio/__init__.py"]
+)
+def test_a_file_that_would_hide_a_module_from_ray_is_refused(root, hiding):
+    for harmless in ("models/json.py", "json.txt", "torch/mine.txt", "torches.py"):
+        write(root / harmless)
+    assert len(chosen(root).sent) == len(CODE) + 4
+    write(root / hiding)
+    place = hiding.partition("/")[0]
+    says = rf"^'{hiding}' would hide the module '{place.removesuffix('.py')}' from Ray, .* --exclude {place}$"
+    with pytest.raises(InputError, match=says):
+        chosen(root)
+    assert hiding not in chosen(root, patterns=[place]).sent
+
+
+SECRET_FILES = {
+    ".env": "",
+    "my.key": "",
+    ".ssh/id_rsa": "",
+    ".hidden/notes.txt": "",
+    "a/.b/c.txt": "",
+}
+
+
+@pytest.mark.parametrize("secret", SECRET_FILES)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_link_to_a_file_that_stays_stays_whatever_its_name(root, secret, tracked):
+    """Also a link to such a link, one with the whole path, and one to a folder above it."""
+    write(root / secret)
+    (root / "plain.txt").symlink_to(secret)
+    (root / "again.txt").symlink_to("plain.txt")
+    (root / "whole.txt").symlink_to(root / secret)
+    (root / "folder").symlink_to((root / secret).parent)
+    if tracked:
+        git(root, "init", "-q")
+        git(root, "add", "-A", "-f")
+    found = chosen(root)
+    assert sorted(found.sent) == CODE
+    for name in ("plain.txt", "again.txt", "whole.txt"):
+        assert found.stays[name] == "is a link to what is not sent"
+
+
 def test_more_than_100_mib_is_refused_with_the_largest_files(root):
     for name, mebibytes in (("models/large.bin", 70), ("larger.bin", 90)):
         with open(root / name, "wb") as file:
@@ -287,6 +329,17 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
         "entrypoint_memory": 1610612736,
         "entrypoint_label_selector": {"disk": "!in(slow,old)"},
     }
+
+
+@pytest.mark.parametrize("address", ["", "auto", "10.0.0.1:6379"])
+def test_a_job_runs_on_the_cluster_that_gets_it_whatever_address_it_names(
+    folder, rayfed, cluster, address
+):
+    words = ["-s", f"ray.address={address}", "-s", "ray.mode=on"] if address else []
+    submit(cluster, rayfed, *words)
+    command = shlex.split(cluster.submissions[-1]["entrypoint"])
+    given = [word for word in command if word.startswith("ray.address=")]
+    assert given == ([f"ray.address={address}", "ray.address="] if address else [])
 
 
 def test_a_driver_runs_on_the_head_or_where_there_is_what_it_asks_for():

@@ -341,6 +341,19 @@ def test_dirichlet_keeps_min_size_and_cap():
     assert not np.any((before >= len(CIFAR) / 20) & (counts > 0))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_that_holds_exactly_its_share_gets_no_more(seed):
+    """With six images in each of four classes and three clients, n / N is 8: some hold just that before the end."""
+    labels, exactly = np.repeat(np.arange(4), 6), 0
+    for number in range(20):
+        rule = Dirichlet(3, alpha=1.0, min_size=0, seed=100 * seed + number)
+        given = table(rule.split(labels, 4), labels, 4).T
+        held = np.cumsum(given, axis=0) - given  # before each class
+        assert (given[held >= 8] == 0).all()
+        exactly += np.count_nonzero(held == 8)
+    assert exactly
+
+
 def test_dirichlet_without_the_cap_has_the_moments_of_its_distribution():
     """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
     labels = np.zeros(1000, dtype=np.int64)

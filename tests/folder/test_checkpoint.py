@@ -187,6 +187,51 @@ class Mortal(Folder):
         super().delete(name)
 
 
+class Full(Folder):
+    """A disk on which only some more files can be written, but every file can be deleted."""
+
+    def __init__(self, place, room):
+        super().__init__(place)
+        self.room = room
+
+    def write(self, name, *content):
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+        super().write(name, *content)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
+    make_site, play, bits, tmp_path
+):
+    """Its pieces would only fill the disk. The checkpoint before it stays, and the next one is whole."""
+    site = make_site(scaffold(), num_rounds=3)
+    played = play(site)
+    for room in range(100):
+        place = tmp_path / str(room)
+        made = save(place, played, site, 1)
+        before = {path.name: path.read_bytes() for path in place.iterdir()}
+        made.follow(played[2])
+        made._folder = Full(str(place), room)
+        try:
+            made.save(played[2], ThisProcess(site), rows)
+        except OSError:
+            after = {path.name: path.read_bytes() for path in place.iterdir()}
+            del before["best.safetensors"], after["best.safetensors"]
+            assert after == before
+            assert made.round == newest(Folder(str(place))).round == 1
+            made._folder = Folder(str(place))
+            made.follow(played[3])
+            made.save(played[3], ThisProcess(site), rows)
+            last = newest(Folder(str(place)))
+            restored = bits(last.restore(site, ThisProcess(site)))
+            assert (last.round, restored["memories"]) == (3, bits(played[3])["memories"])
+        else:
+            assert room > 4
+            return
+    pytest.fail("it is never written")
+
+
 @pytest.mark.parametrize("size", ["usual", "small"])
 def test_a_kill_at_any_change_leaves_a_good_checkpoint(
     make_site, play, bits, tmp_path, monkeypatch, size

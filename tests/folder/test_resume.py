@@ -28,11 +28,13 @@ from rayfed.base.storage import Folder
 from rayfed.cli import main
 from rayfed.experiment import Display
 from rayfed.folder.places import folder_of, is_done
+from rayfed.folder.saved import newest
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.methods import Part, compose, scaffold
 from rayfed.rounds.site import open_data
+from rayfed.runtime.this_process import ThisProcess
 
 
 @dataclass(frozen=True)
@@ -557,6 +559,63 @@ def test_a_clients_round_can_be_replayed(tables):
         rayfed.replay(result.path, 7, 0)
     with pytest.raises(InputError, match="the first round is 1"):
         rayfed.replay(result.path, 0, 0)
+
+
+def paint(file):
+    """Change a pixel of the first image."""
+    table = pq.read_table(file)
+    images = table["image"].to_pylist()
+    images[0][0] ^= 1
+    pq.write_table(table.set_column(0, "image", pa.array(images, table["image"].type)), file)
+
+
+def teach(path):
+    """Give the run's job another learning rate."""
+    text = (path / "job.toml").read_text()
+    assert "lr = 0.1\n" in text
+    (path / "job.toml").write_text(text.replace("lr = 0.1\n", "lr = 0.2\n"))
+
+
+OTHERS = {
+    "training images": (lambda path, data: paint(data / "train.parquet"), "images or labels"),
+    "test images": (lambda path, data: paint(data / "test.parquet"), "images or labels"),
+    "job": (lambda path, data: teach(path), "train.lr is 0.1 there, 0.2 here"),
+}
+CONTINUE = {
+    "resume": lambda path: rayfed.resume(path, {"train.num_rounds": 6}),
+    "replay": lambda path: rayfed.replay(path, 5, 0),
+    "clients": lambda path: rayfed.experiment.own_models(path),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("how", CONTINUE)
+def test_nothing_continues_from_a_checkpoint_of_another_job_or_of_other_data(
+    tables, tmp_path, how, what
+):
+    change, says = OTHERS[what]
+    tables["train"]["clients_per_round"] = 4  # client 0 is in each round
+    path = rayfed.run(tables).path
+    CONTINUE[how](shutil.copytree(path, tmp_path / "same/run"))
+    change(path, tmp_path / "data")
+    before = files(path)
+    with pytest.raises(InputError, match=f"belongs to another job: .*{says}"):
+        CONTINUE[how](path)
+    assert files(path) == before
+
+
+def test_a_round_after_which_ray_may_end_the_process_has_a_checkpoint_at_once(tables, monkeypatch):
+    """None is due after round 3."""
+    monkeypatch.setattr(ThisProcess, "finished", lambda workers, round: round.round == 3)
+    there = {}
+
+    class Looks(Display):
+        def round(self, round):
+            saved = newest(Folder(str(Path(tables["output"]["path"], "run/checkpoints"))))
+            there[round.round] = saved and saved.round
+
+    rayfed.run(tables, display=Looks())
+    assert there == {0: None, 1: 1, 2: 2, 3: 3, 4: 4, 5: 4}
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+from ray.exceptions import RayError
 
 import rayfed
 from rayfed.base.errors import ClientFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
-from rayfed.job import read_job
+from rayfed.job import RayOptions, read_job
 from rayfed.methods import (
     RECIPES,
     Part,
@@ -28,7 +29,8 @@ from rayfed.methods import (
     switch,
 )
 from rayfed.rounds.site import open_site
-from rayfed.runtime.crew import Member
+from rayfed.runtime import slots
+from rayfed.runtime.crew import Crew, Member
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Call, Stage
 
@@ -260,6 +262,75 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
         match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time",
     ):
         dispatch._run_again(stage, range(3, 4), "lost")
+
+
+def crew_of(count, other_bits, monkeypatch):
+    """A crew of so many members, without a Ray; and the actors that it has killed."""
+    killed = []
+    monkeypatch.setattr(ray, "kill", killed.append)
+    crew = Crew(RayOptions(), "tiny", None, None, count, None, other_bits)
+    crew._members += [Member(f"actor-{number}", f"actor-{number}") for number in range(count)]
+    return crew, killed
+
+
+@pytest.mark.parametrize("differs", ["instructions", "maker", "torch", "more", "fewer"])
+def test_a_member_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
+    first = {"instructions": "AVX2", "maker": "one", "torch": "2"}
+    changed = {"more": {**first, "new": "x"}, "fewer": {"maker": "one", "torch": "2"}}
+    other = changed.get(differs, {**first, differs: "another"})
+    crew, killed = crew_of(3, False, monkeypatch)
+    one, two, three = crew._members
+    assert crew._admit(one, first) and crew._admit(two, dict(first))
+    assert not crew._admit(three, other)
+    assert (killed, crew._members, crew.most) == (["actor-2"], [one, two], 2)
+    assert crew.kinds == [first]
+    assert crew._mixed.startswith("actor-2 is on other hardware than the run, ")
+    crew._members = [two]
+    with pytest.raises(WorkersLost, match="resume on hardware as before, or allow the other with"):
+        crew._admit(two, other)
+
+
+def test_members_on_other_hardware_are_taken_where_other_bits_are_allowed(monkeypatch):
+    crew, killed = crew_of(2, True, monkeypatch)
+    one, two = crew._members
+    kinds = [{"maker": "one"}, {"maker": "two"}]
+    assert crew._admit(one, kinds[0]) and crew._admit(two, kinds[1]) and crew._admit(one, kinds[1])
+    assert (crew.kinds, killed, crew._mixed) == (kinds, [], "")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_piece_of_work_is_tried_again_exactly_as_often_as_the_job_says(limit):
+    stage, dispatch = _stage([10]), Dispatch(None, None, limit, lambda: None)
+    for _ in range(limit):
+        dispatch._run_again(stage, stage.next_message(1), "lost")
+    with pytest.raises(WorkersLost, match=f"lost {limit + 1} times, and ray.max_retries = {limit}"):
+        dispatch._run_again(stage, stage.next_message(1), "lost")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_run_of_a_grid_is_begun_again_exactly_as_often_as_the_job_says(limit, monkeypatch):
+    """As far as no Ray is needed: its tasks are names, which are all lost."""
+
+    def get(reference):
+        raise RayError("its node is gone")
+
+    fake = SimpleNamespace(wait=lambda references, **_: (list(references), []), get=get)
+    monkeypatch.setattr(slots, "ray", fake)
+    runs, begun = slots.Slots(None, None, 1, {}), []
+
+    def begin(job):
+        begun.append(job)
+        runs.running[f"task-{len(begun)}"] = job
+
+    monkeypatch.setattr(runs, "begin", begin)
+    job = read_job({"name": "tiny", "ray": {"max_retries": limit}})
+    runs.running["task-0"] = job
+    for _ in range(limit):
+        assert list(runs.ended()) == []
+    assert begun == [job] * limit
+    (ended,) = runs.ended()
+    assert (ended.job, ended.exit_code, runs.running) == (job, 75, {})
+    assert f"was lost or locked out {limit + 1} times, the last time: its node is" in ended.message
 
 
 def test_stages_are_handed_out_in_their_order_and_of_one_that_has_failed_nothing_more():

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from rayfed.base.errors import RunFailed
+from rayfed.base.errors import BrokenContract, RunFailed
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.repeat import users_own
+from rayfed.runtime.repeat import refuse_other_bits, users_own
 from rayfed.runtime.this_process import ThisProcess
 
 GENERATOR, COUNTS, SQUARE = torch.Generator().manual_seed(1), [0], torch.square
@@ -180,6 +180,30 @@ def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, mo
 
 class Own(nn.Identity):
     pass
+
+
+A, B = [("w", b"1")], [("w", b"2")]
+DIFFERING = {
+    "loss, which depends on modules": (
+        {"": "0x1", "keeps": A},
+        {"": "0x2", "keeps": A},
+        "Own",
+    ),
+    "summand": ({"": "0x1", "keeps": A}, {"": "0x1", "keeps": B}, "Keeps"),
+    "of a slot that is new": ({"": "0x1"}, {"": "0x1", "keeps": A}, "Keeps"),
+    "of a slot that is gone": ({"": "0x1", "keeps": A}, {"": "0x1"}, "Keeps"),
+    "of a slot of no part of the user's": ({"x": A}, {"x": B}, r"Keeps or .*\.Own"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERING)
+def test_every_part_of_a_reply_that_differs_is_refused_and_names_the_part_of_its_slot(what):
+    before, after, named = DIFFERING[what]
+    own = [Keeps("global"), Own()]
+    for bits in (before, after):
+        refuse_other_bits("client 1", own, bits, dict(reversed(bits.items())))
+    with pytest.raises(BrokenContract, match=rf"resumed\. [\w.]*\.{named} keeps something"):
+        refuse_other_bits("client 1", own, before, after)
 
 
 @pytest.mark.slow

@@ -1,0 +1,75 @@
+"""The exit code of each way in which a command ends."""
+
+import click
+import pytest
+
+from rayfed.base import errors
+from rayfed.cli.guard import _explain
+from rayfed.screen.exits import Failure, failures
+
+CODES = {
+    errors.InputError: 2,
+    errors.NoRay: 2,
+    errors.RunFailed: 1,
+    errors.Diverged: 1,
+    errors.BrokenContract: 1,
+    errors.ClientFailed: 1,
+    errors.Resumable: 75,
+    errors.WorkersLost: 75,
+    errors.KilledActors: 75,
+    errors.Unwritable: 75,
+    errors.Locked: 75,
+    errors.ClusterLost: 1,
+}
+INSIDE = {errors.Torn, errors.Unlike, errors.Restarted}  # never end a command by themselves
+
+
+def test_every_error_of_the_package_has_its_code():
+    ours = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and kind.__module__ == errors.__name__
+    }
+    assert ours - INSIDE == set(CODES)
+    for kind, code in CODES.items():
+        with pytest.raises(Failure, match="as it is") as ended, failures():
+            raise kind("as it is")
+        assert (kind.exit_code, ended.value.exit_code) == (code, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (RuntimeError("x"), 1), (MemoryError(), 1), (ValueError("x"), 1)],
+)
+def test_an_error_that_is_not_ours_is_a_failure_and_ctrl_c_a_stop(error, code):
+    with pytest.raises(Failure) as ended, failures():
+        raise error
+    assert ended.value.exit_code == code
+
+
+@pytest.mark.parametrize("error", [click.UsageError("x"), Failure("x", 7), BrokenPipeError()])
+def test_what_has_its_own_end_keeps_it(error):
+    with pytest.raises(type(error)) as ended, failures():
+        raise error
+    assert ended.value is error
+
+
+@pytest.mark.parametrize(
+    ("run", "work", "code", "said", "is_resumed"),
+    [
+        # Nothing is written yet, and the same work would end the process again.
+        ("", "the reading of the job", 1, "during the reading of the job: code there may", False),
+        ("runs/tiny", "client 3, round 2", 75, "during client 3, round 2: code there may", True),
+        ("runs/tiny", "", 75, "exit code 7: Ray does that when the node", True),
+        ("", "", 75, "exit code 7: Ray does that when the node", True),
+    ],
+)
+def test_an_end_without_a_message_can_be_resumed_once_a_run_has_begun(
+    capsys, run, work, code, said, is_resumed
+):
+    assert _explain(7, "to continue: this", run, work) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert ("to continue: this" in shown) == is_resumed
