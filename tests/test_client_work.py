@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rayfed.base.errors import Diverged, InputError
-from rayfed.base.isolation import set_tf32, threads
+from rayfed.base.isolation import HAS_PRECISIONS, set_tf32, threads
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
@@ -435,20 +435,22 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
     assert losses[0] == pytest.approx(losses[1], rel=0.01) and losses[0] != losses[1]
 
 
+def tf32_as_set():
+    """By torch's newer switches, which it has since 2.9, by its older switches, and for products."""
+    backends = torch.backends
+    of = {"tf32" if backends.cudnn.allow_tf32 else "ieee"}
+    if HAS_PRECISIONS:
+        operations = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+        of = {each.fp32_precision for each in operations}
+    return of, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
 @dataclass(frozen=True)
 class WhatIsSet(Part):
     """What torch is set to while a client trains, by the newer and the older switches."""
 
     def loss(self, batch, local):
-        backends = torch.backends
-        of = {
-            operations.fp32_precision
-            for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
-        }
-        assert (of, backends.cudnn.allow_tf32) == (
-            {"tf32"},
-            True,
-        ) and torch.get_float32_matmul_precision() == "high"
+        assert tf32_as_set() == ({"tf32"}, True, "high")
         raise KeyError("seen")
 
 
@@ -456,15 +458,7 @@ def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error
     set_tf32(False)  # as every worker on a GPU begins
     with pytest.raises(KeyError, match="seen"):
         trained(make_site(compose(WhatIsSet()), precision="tf32"))
-    backends = torch.backends
-    of = {
-        operations.fp32_precision
-        for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
-    }
-    assert (of, backends.cudnn.allow_tf32) == (
-        {"ieee"},
-        False,
-    ) and torch.get_float32_matmul_precision() == "highest"
+    assert tf32_as_set() == ({"ieee"}, False, "highest")
 
 
 @pytest.mark.parametrize("of_card", [None, (7, 5), (8, 0)])

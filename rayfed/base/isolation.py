@@ -17,6 +17,9 @@ from torch.nn.modules import module as of_modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+# torch 2.9 and later has a precision for each kind of operation. torch 2.7 and 2.8 has only the older
+# switches. What asks for this name can go once pyproject.toml asks for torch 2.9.
+HAS_PRECISIONS = hasattr(torch.backends.cudnn, "conv")
 TINY = sys.float_info.min  # half of it is denormal
 
 
@@ -62,6 +65,17 @@ def _depth(stack: Callable[[], list[Any]]) -> tuple[Callable[[], int], Callable[
     return lambda: len(stack()), write
 
 
+def _switches_of_tf32() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How cuDNN's use of TF32 is read and written."""
+    if not HAS_PRECISIONS:
+        return [_attribute(torch.backends.cudnn, "allow_tf32")]
+    backends: Any = torch.backends
+    return [
+        _attribute(backends.cudnn.conv, "fp32_precision"),
+        _attribute(backends.cudnn.rnn, "fp32_precision"),
+    ]
+
+
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
@@ -75,10 +89,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_determinism, _set_determinism),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    *(
-        _attribute(getattr(torch.backends.cudnn, name), "fp32_precision")
-        for name in ("conv", "rnn")
-    ),
+    *_switches_of_tf32(),
     _attribute(torch.backends.mkldnn, "enabled"),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
@@ -115,10 +126,13 @@ def set_tf32(on: bool) -> None:
     """Whether CUDA may round the factors of float32 products to TF32, which keeps 10 bits of 23.
 
     torch has two sets of switches for it: the newer overrules the older, but raises an error where they disagree.
+    torch 2.7 and 2.8 has only the older set.
     """
     backends: Any = torch.backends
     backends.cudnn.allow_tf32 = on
     torch.set_float32_matmul_precision("high" if on else "highest")
+    if not HAS_PRECISIONS:
+        return
     for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
         operations.fp32_precision = "tf32" if on else "ieee"
 

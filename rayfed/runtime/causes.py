@@ -12,6 +12,9 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError, Unserializab
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError, Restarted, WorkersLost, first_line
 
+# torch 2.7 has no such class, and raises a RuntimeError instead, whose text begins with "CUDA error".
+# This name can go once pyproject.toml asks for torch 2.8.
+ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())
 END_LIMIT = 20.0  # seconds in which Ray, or what is on it, must end
 
 
@@ -81,6 +84,6 @@ def is_gpu_fault(error: RayError) -> bool:
     cause = cause_of(error)
     if isinstance(cause, torch.OutOfMemoryError):
         return False
-    return isinstance(cause, torch.AcceleratorError) or str(cause).startswith(
+    return isinstance(cause, ACCELERATOR_ERROR) or str(cause).startswith(
         ("CUDA error", "cuDNN error")
     )

@@ -4,9 +4,10 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,23 @@ DECIDE = re.compile(
 HARMLESS = re.compile(
     r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG"
 )
+# Instructions for matrices and short numbers: Linux's names in /proc/cpuinfo, and torch's names.
+SHORT = {
+    "amx_bf16": "amx_bf16",
+    "amx_fp16": "amx_fp16",
+    "amx_int8": "amx_int8",
+    "amx_tile": "amx_tile",
+    "avx512_bf16": "avx512_bf16",
+    "avx512_fp16": "avx512_fp16",
+    "avx512_vnni": "avx512_vnni",
+    "avx_vnni": "avx_vnni",
+    "bf16": "bf16",
+    "fphp": "fp16_arith",
+    "i8mm": "i8mm",
+    "sve": "sve",
+    "sve2": "sve2",
+    "svebf16": "sve_bf16",
+}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -69,16 +87,32 @@ def _variables() -> str:
 
 def _processor() -> Kind:
     """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their code by both."""
-    capabilities = torch.cpu.get_capabilities()
-    maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
+    of_linux = ""
     with suppress(OSError):  # there is no /proc
-        line = re.search(
-            r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text()
-        )
-        maker = line[1] if line else maker
+        of_linux = Path("/proc/cpuinfo").read_text()
+    capabilities = _capabilities(of_linux)
+    maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
+    line = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", of_linux)
+    if line:
+        maker = line[1]
     present = [name for name, has_it in capabilities.items() if has_it is True]
     short = [name for name in present if re.search("amx|bf16|fp16|i8mm|sve|vnni", name)]
     return {"maker": maker or "unknown", "extensions": " ".join(sorted(short)) or "none"}
+
+
+def _capabilities(of_linux: str) -> Mapping[str, Any]:
+    """The processor's instructions, by torch's names; `of_linux` is the text of /proc/cpuinfo.
+
+    torch 2.7 to 2.10 cannot tell, so the text is read instead. That way, with `SHORT`, can go once
+    pyproject.toml asks for torch 2.11.
+    """
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is not None:
+        found: Mapping[str, Any] = ask()
+        return found
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", of_linux, re.MULTILINE)
+    present = flags[1].split() if flags else []
+    return {name: True for key, name in SHORT.items() if key in present}
 
 
 def make_cuda_repeatable() -> None:

@@ -104,7 +104,33 @@ def test_a_processor_without_proc_has_a_maker(monkeypatch):
     kind = hardware.kind_of(torch.device("cpu"))
     monkeypatch.setattr(hardware.Path, "read_text", Mock(side_effect=FileNotFoundError))
     other = hardware.kind_of(torch.device("cpu"))
+    if not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11 cannot tell
+        assert other["extensions"] == "none"
+        other["extensions"] = kind["extensions"]
     assert other["maker"] and {**other, "maker": kind["maker"]} == kind
+
+
+@pytest.mark.parametrize(
+    ("of_linux", "extensions"),
+    [
+        (
+            "vendor_id\t: GenuineIntel\nflags\t\t: fpu sse2 avx512f avx_vnni avx512_vnni amx_tile\n",
+            "amx_tile avx512_vnni avx_vnni",
+        ),
+        (
+            "Features\t: fp asimd fphp asimdhp sve svei8mm svebf16 i8mm bf16\nCPU implementer\t: 0x41\n",
+            "bf16 fp16_arith i8mm sve sve_bf16",
+        ),
+        ("flags\t\t: fpu sse2\n", "none"),
+        ("", "none"),
+    ],
+)
+def test_a_torch_that_cannot_tell_the_instructions_has_them_from_linux(
+    monkeypatch, of_linux, extensions
+):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(hardware.Path, "read_text", lambda path: of_linux)
+    assert hardware.kind_of(torch.device("cpu"))["extensions"] == extensions
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayfed.base.errors import ClientFailed, InputError
-from rayfed.base.isolation import isolated
+from rayfed.base.isolation import HAS_PRECISIONS, isolated
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold, switch
 from rayfed.runtime import hardware
@@ -76,7 +76,15 @@ def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_si
     assert peak_bytes(site) == 0, "there is no GPU to measure"
 
 
-@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize(
+    "newer",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not HAS_PRECISIONS, reason="torch before 2.9 has none")
+        ),
+    ],
+)
 def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_before(
     monkeypatch, newer
 ):
@@ -93,8 +101,9 @@ def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_befor
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert not backends.cudnn.benchmark and not backends.cudnn.allow_tf32
-        operations = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
-        assert [operation.fp32_precision for operation in operations] == ["ieee"] * 3
+        if HAS_PRECISIONS:
+            operations = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+            assert [operation.fp32_precision for operation in operations] == ["ieee"] * 3
         assert torch.get_float32_matmul_precision() == "highest"
 
 

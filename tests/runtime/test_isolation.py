@@ -10,10 +10,19 @@ import torch
 from torch import nn
 
 from rayfed.base.errors import RunFailed
-from rayfed.base.isolation import SETTINGS
+from rayfed.base.isolation import HAS_PRECISIONS, SETTINGS
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
 from rayfed.runtime.this_process import ThisProcess
+
+
+def refuse_tf32(model):
+    """By the newer switches, which torch has since 2.9, or else by the older."""
+    if HAS_PRECISIONS:
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
+
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),
@@ -27,7 +36,7 @@ HARMS = {
     "device": lambda model: torch.set_default_device("meta"),
     "gradients": lambda model: torch.set_grad_enabled(False),
     "precision": lambda model: torch.set_float32_matmul_precision("medium"),
-    "TF32": lambda model: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "TF32": refuse_tf32,
     "oneDNN": lambda model: setattr(torch.backends.mkldnn, "enabled", False),
     "NumPy's errors": lambda model: np.seterr(all="raise"),
     "determinism": lambda model: torch.use_deterministic_algorithms(True),
