@@ -6,7 +6,7 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ NAMES = {
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
     "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
     "state": "ray._private.state:state",
+    "uv_hook": "ray._private.ray_constants:RAY_ENABLE_UV_RUN_RUNTIME_ENV",
     "worker_table": "ray.core.generated.gcs_pb2:WorkerTableData",
 }
 QUIET = {
@@ -49,6 +50,9 @@ QUIET = {
 for name, level in QUIET.items():
     logging.getLogger(name).setLevel(level)
 
+UV_HOOK = (
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV"  # whether workers get the environment of the driver's `uv run`
+)
 NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
 
 
@@ -97,6 +101,16 @@ def on_loopback() -> AbstractContextManager[None]:
     Else other machines reach it too, and its token alone protects it.
     """
     return replaced("multi_node", False)
+
+
+def without_uv() -> AbstractContextManager[None]:
+    """Within the context, `ray.init` takes no notice of `uv run`, unless `RAY_ENABLE_UV_RUN_RUNTIME_ENV` says so.
+
+    Else it packs the working folder, with data and keys in it, for its workers, and refuses more than 512 MiB.
+    """
+    if os.environ.get(UV_HOOK, "0").lower() in ("1", "true"):
+        return nullcontext()
+    return replaced("uv_hook", False)
 
 
 def same_modules(folders: list[str], **metadata: str) -> JobConfig:

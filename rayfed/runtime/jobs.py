@@ -126,7 +126,11 @@ class Jobs:
         from rayfed.runtime import internals
 
         submission_id = id_for(run, {one.id for one in self.submissions()})
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT), **runtime_env.get("env_vars", {})}
+        variables = {
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT),
+            internals.UV_HOOK: "0",
+            **runtime_env.get("env_vars", {}),
+        }
         try:
             # With these headers in place of a token that Ray may find: they are dropped where a server sends it on.
             internals.job_client(self.address, self.headers, REQUEST_LIMIT).submit_job(

@@ -4,10 +4,13 @@ A proxy reads a request over http, with the token in it. So only requests over h
 """
 
 import ipaddress
+import os
 import platform
 import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def proxies_for(url: str) -> dict[str, str]:
@@ -21,6 +24,19 @@ def proxies_for(url: str) -> dict[str, str]:
     if parts.scheme != "https" or not proxy or is_this_machine(host) or proxy_bypass(host):
         return {}
     return {"https": proxy}
+
+
+def without_proxy_here() -> dict[str, str]:
+    """Return variables that keep requests to the loopback interface away from the proxy; {} where there is none.
+
+    They are for Ray's own processes, and for what users run in them: libraries of HTTP heed the variables.
+    """
+    if not {name for name in getproxies() if name != "no"}:
+        return {}
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    names = [name.strip() for name in known.split(",") if name.strip()]
+    names += [name for name in LOOPBACK if name not in names]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
 
 
 def is_this_machine(host: str) -> bool:

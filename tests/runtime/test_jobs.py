@@ -21,7 +21,7 @@ from rayfed.base.errors import ClusterLost, InputError
 from rayfed.job import EXAMPLES
 from rayfed.runtime import jobs
 from rayfed.runtime.jobs import Jobs, Submission, id_for
-from rayfed.runtime.proxies import proxies_for
+from rayfed.runtime.proxies import proxies_for, without_proxy_here
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -263,6 +263,17 @@ def test_only_requests_over_https_to_other_machines_take_the_proxy(monkeypatch, 
     for name, value in {"http_proxy": PROXY, "https_proxy": PROXY, **more}.items():
         monkeypatch.setenv(name, value)
     assert proxies_for(url) == ({"https": PROXY} if takes else {})
+
+
+def test_rays_processes_reach_the_loopback_interface_without_the_proxy(monkeypatch):
+    for name in ("http", "https", "all", "no"):
+        for variable in (f"{name}_proxy", f"{name.upper()}_PROXY"):
+            monkeypatch.delenv(variable, raising=False)
+    assert without_proxy_here() == {}
+    monkeypatch.setenv("http_proxy", PROXY)
+    monkeypatch.setenv("no_proxy", "own.example, 127.0.0.1")
+    listed = "own.example,127.0.0.1,localhost,::1"
+    assert without_proxy_here() == {"no_proxy": listed, "NO_PROXY": listed}
 
 
 def test_no_request_to_this_machine_goes_to_a_proxy_or_shows_a_password_of_netrc(
