@@ -116,8 +116,20 @@ class RayOptions(Checked):
 
     @property
     def cluster(self) -> str:
-        """The address to join; empty: a Ray is started here. Inside a Ray job, the environment names the cluster."""
-        return self.address or os.environ.get("RAY_ADDRESS", "")
+        """The address to join; empty: a Ray is started here. Inside a Ray job, the environment names the cluster.
+
+        To Ray, `auto` is the address in the environment too, and `local` a Ray that is started here.
+        """
+        address = self.address
+        if address in ("", "auto"):
+            address = os.environ.get("RAY_ADDRESS") or address
+        return "" if address == "local" else address
+
+    @property
+    def cluster_named(self) -> str:
+        """The address to join, for a message: with the key or the variable that gives it."""
+        name = "ray.address" if self.cluster == self.address else "RAY_ADDRESS"
+        return f"{name} = '{self.cluster}'"
 
     @property
     def threads(self) -> int:

@@ -120,8 +120,18 @@ class Restarted(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; of an error without text, its type."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """What an error says first; of an error without text, its type.
+
+    A sentence that goes on in the next line, such as "To fix this, either:", is left out.
+
+    >>> first_line(ValueError("It is closed. To fix this, either:\\n- open it")), first_line(ValueError())
+    ('It is closed.', 'ValueError')
+    """
+    line, _, more = str(error).strip().partition("\n")
+    whole = re.match(r".*[.!?](?=\s)", line)
+    if more and line.rstrip().endswith(":") and whole:
+        line = whole[0]
+    return line or type(error).__name__
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:

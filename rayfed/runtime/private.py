@@ -11,10 +11,11 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
+from typing import TextIO
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, Unwritable
+from rayfed.base.files import PASSING
 
 TRUST = (
     "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
@@ -32,6 +33,7 @@ RECIPE = "; ".join(STEPS)
 LONGEST = (
     39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
 )
+USUAL = "/tmp"  # where temporary files lie
 NOBODY = (
     65534  # owns, as a container sees it, what belongs to users that the container does not have
 )
@@ -78,38 +80,70 @@ def folder() -> Iterator[Path]:
     It is removed in the end; after an error it stays, with its logs, until this user's next Ray is started: that
     removes what dead processes have left, and ends what they have left running.
     """
-    home = _home()
-    with open(home / "lock", "a") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        for old in filter(Path.is_dir, home.iterdir()):
-            with suppress(BlockingIOError), open(old / "lock", "a") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(old)
-        own = next(path for path in map(home.joinpath, map(str, count())) if not path.exists())
-        own.mkdir()
-        lock = open(own / "lock", "a")  # noqa: SIM115
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    own, lock = _claimed()
     with lock:
         yield own
-        _remove(own)
+        remove(own)
 
 
-def _home() -> Path:
+def home() -> Path:
     """This user's folder for all Rays of rayfed: in TMPDIR, or in /tmp where that is too long or open to others."""
-    for base in (os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "/tmp"):
-        home = Path(base, f"rayfed.{os.getuid()}").absolute()
-        with suppress(FileExistsError):
-            home.mkdir(mode=0o700)
-        closed = not way_in(home) and not home.stat().st_mode & 0o077
-        if len(os.fsencode(home)) <= LONGEST and (closed or os.environ.get(TRUST)):
-            return home
+    named = _named()
+    bases = [os.environ[named], USUAL] if named else [USUAL]
+    for base in bases:
+        place = Path(base, f"rayfed.{os.getuid()}").absolute()
+        with _with_the_way_on(base), suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        is_closed = place.is_dir() and not way_in(place) and not place.stat().st_mode & 0o077
+        is_short = len(os.fsencode(place)) <= LONGEST
+        if is_short and (is_closed or (place.is_dir() and os.environ.get(TRUST))):
+            return place
     raise InputError(
-        f"Ray cannot be started here: '{home}' is not a folder that only you can enter; make it one (`chmod 700`), or "
+        f"Ray cannot be started here: '{place}' is not a folder that only you can enter; make it one (`chmod 700`), or "
         "let TMPDIR name a folder of yours with a short path"
     )
 
 
-def _remove(path: Path) -> None:
+def _claimed() -> tuple[Path, TextIO]:
+    """A new folder for a Ray, and its lock, which lasts until it is closed. Removes what dead processes have left."""
+    place = home()
+    with _with_the_way_on(str(place.parent)), open(place / "lock", "a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        for old in filter(Path.is_dir, place.iterdir()):
+            with suppress(BlockingIOError), open(old / "lock", "a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(old)
+        number = 0
+        while (place / str(number)).exists():
+            number += 1
+        own = place / str(number)
+        own.mkdir()
+        lock = open(own / "lock", "a")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return own, lock
+
+
+def _named() -> str:
+    """The variable that names the folder for Ray's files; '' if none is set."""
+    return next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "")
+
+
+@contextmanager
+def _with_the_way_on(base: str) -> Iterator[None]:
+    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else `InputError`."""
+    named = _named()
+    place = f"{named} = '{base}'" if named and os.environ[named] == base else f"'{base}'"
+    try:
+        yield
+    except OSError as error:
+        kind = Unwritable if error.errno in PASSING else InputError
+        raise kind(
+            f"Ray cannot be started here: {place}: its files cannot be put there ({error.strerror}); let TMPDIR name a "
+            "folder of yours that can be written to, on a local disk, with a short path"
+        ) from None
+
+
+def remove(path: Path) -> None:
     """End what a dead Ray has left running, and remove its folder, once none of it can write there."""
     for _ in range(500):  # ten seconds: what was just killed, or started, on a busy machine
         left = _rays_in(path)

@@ -22,6 +22,7 @@ from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
+from rayfed.runtime.environment import variables
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
@@ -33,6 +34,7 @@ from rayfed.runtime.placement import (
     warn_of_idle_gpus,
     warn_of_small_stores,
 )
+from rayfed.runtime.proxies import without_proxy_here
 from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
 from rayfed.tensors.trees import num_bytes
@@ -46,6 +48,7 @@ OUR_RAY = {
     "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
+    internals.UV_HOOK: "0",
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
 TESTED = (2, 60)  # the newest Ray that the tests were run with
@@ -60,8 +63,22 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """
     refuse_hidden()
     warn_of_a_newer_ray()
-    with _joined(options.cluster) if options.cluster else _started(options, name, most):
+    if options.cluster:
+        ray_for_the_context = _joined(options.cluster, options.cluster_named)
+    else:
+        refuse_initialised()
+        ray_for_the_context = _started(options, name, most)
+    with ray_for_the_context:
         yield
+
+
+def refuse_initialised() -> None:
+    """Raises `InputError` where this process has a Ray already: Ray has one for each process."""
+    if ray.is_initialized():
+        raise InputError(
+            "Ray is initialised in this process already, and no second Ray can be started: to run on it, give "
+            "ray.address = 'auto'; or call ray.shutdown() first, to have a Ray started for the run"
+        )
 
 
 def refuse_hidden() -> None:
@@ -188,8 +205,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
         )
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
-    os.environ.update(ours)
-    with ExitStack() as stack:
+    with variables({**ours, **without_proxy_here()}), ExitStack() as stack:
         try:
             # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
             with (
@@ -200,6 +216,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                     at_the_end=True,
                 ),
                 internals.keeping_handlers(),
+                internals.without_uv(),
                 internals.without_waiting_for_the_dashboard(),
             ):
                 folder = stack.enter_context(private.folder())
@@ -217,8 +234,6 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                 yield
         finally:
             end_of_ray(ray.shutdown)
-            for key in ours:
-                os.environ.pop(key, None)
 
 
 @contextmanager
@@ -240,25 +255,31 @@ def _explained() -> Iterator[None]:
 
 
 @contextmanager
-def _joined(address: str) -> Iterator[None]:
-    """A running Ray, left as it was when the context ends."""
+def _joined(address: str, named: str) -> Iterator[None]:
+    """A running Ray, left as it was when the context ends. `named` says in messages who has given its address."""
+    if address.startswith(("http://", "https://")):
+        raise InputError(
+            f"{named}: that is the URL of a dashboard, for `rayfed submit`; a run joins a Ray at the port of its head, "
+            f"such as ray.address = '127.0.0.1:6379'; or {trust.without(named)} to have a Ray started here"
+        )
     if ray.is_initialized():  # by whoever has called us, and who also leaves it
+        _refuse_another(address, named)
         yield
         return
-    trust.joining(address)
+    trust.joining(address, named)
     try:
         config = internals.same_modules(where_this_process_looks())
-        with internals.keeping_handlers():
+        with internals.keeping_handlers(), internals.without_uv():
             context = ray.init(address=address, job_config=config, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise InputError(
-            f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
-            f"`{private.RECIPE}`, or leave the address out to have one started here"
+            f"{named}: no Ray answers there ({first_line(error)}); start one with `{private.RECIPE}`, or "
+            f"{trust.without(named)} to have one started here"
         ) from None
     try:
         if SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
             folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
-            private.refuse_open(folder, f"ray.address = '{address}'")
+            private.refuse_open(folder, named)
         if context.dashboard_url:
             joined = context.address_info.get("gcs_address", address)  # type: ignore[attr-defined]  # not auto
             log.info(
@@ -267,3 +288,14 @@ def _joined(address: str) -> Iterator[None]:
         yield
     finally:
         end_of_ray(ray.shutdown)
+
+
+def _refuse_another(address: str, named: str) -> None:
+    """Raises `InputError` where this process has joined a Ray at another port than the address has."""
+    joined = ray.get_runtime_context().gcs_address
+    port = address.rpartition(":")[2]
+    if address != "auto" and "://" not in address and port != joined.rpartition(":")[2]:
+        raise InputError(
+            f"{named}: Ray is initialised in this process already, at {joined}; give ray.address = 'auto' to run on "
+            "that Ray, or call ray.shutdown() first"
+        )

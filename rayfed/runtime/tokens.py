@@ -2,37 +2,54 @@
 
 import logging
 import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
+
+from rayfed.runtime import private
 
 log = logging.getLogger(__name__)
 
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 ADVICE = (  # where a token is missing, or wrong
     "put the token that `ray get-auth-token` prints on the cluster's head node into ~/.ray/auth_token, or into "
     "RAY_AUTH_TOKEN"
 )
 
 
-def token_file() -> Path:
-    """The file in which Ray looks for the token."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+def wanted() -> bool:
+    """Return whether `RAY_AUTH_MODE` lets a token be shown, or leaves it open."""
+    return os.environ.get(MODE, "token").lower() == "token"
+
+
+def token_file() -> Path | None:
+    """The file in which the user's token is looked for; None for a user without a home folder.
+
+    Ray looks into HOME alone. The system may know the home folder of a user without that variable.
+    """
+    named = os.environ.get(PATH)
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".ray" / "auth_token"
+    except (
+        RuntimeError
+    ):  # a user of a container, by number: neither HOME nor the system names a folder
+        return None
 
 
 def read_token() -> str:
     """The token to show to a cluster; '' if there is none, or `RAY_AUTH_MODE` forbids it."""
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+    if not wanted():
         return ""
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if token:
-        return token
-    try:
-        return token_file().read_text().strip()
-    except OSError:
-        return ""
+    return os.environ.get(TOKEN) or _content(token_file())
 
 
 def keep_private() -> None:
     """Let only the user read and write the token file. Logs a warning if others could read it."""
     path = token_file()
+    if path is None:
+        return
     try:
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
@@ -42,3 +59,61 @@ def keep_private() -> None:
         return
     except OSError as error:
         log.warning("%s may be read by others, and that cannot be changed: %s", path, error)
+
+
+def for_a_new_ray() -> dict[str, str]:
+    """Make a token where there is none, and give the variables with which a Ray that starts here finds it.
+
+    A token is closed to other users before it is written: Ray would write it first. It lies in the user's home
+    folder, or in the folder of our Rays where there is no home folder that can be written to. Raises `InputError`
+    where there is neither.
+    """
+    if not wanted():
+        return {}
+    keep_private()
+    if os.environ.get(TOKEN) or os.environ.get(PATH):
+        return {}
+    path = token_file()
+    if path is not None:
+        with suppress(OSError):  # read-only, or not there
+            _make(path)
+        if _content(path):
+            # Ray itself looks into HOME alone.
+            return {} if os.environ.get("HOME") else {PATH: str(path)}
+    ours = private.home() / "auth_token"
+    _make(ours)
+    return {PATH: str(ours)}
+
+
+def _content(path: Path | None) -> str:
+    """The token in a file; '' if there is none that can be read."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _make(path: Path) -> None:
+    """Write a new token, unless there is one. Raises OSError. Whoever reads the file meanwhile sees a whole token."""
+    if _content(path):
+        return
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)  # of a killed process with this number
+    file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(file, secrets.token_hex(32).encode())
+        os.fsync(file)
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return  # another process was first: its token is taken
+        except OSError:  # a file system without links
+            os.rename(aside, path)
+    finally:
+        os.close(file)
+        aside.unlink(missing_ok=True)

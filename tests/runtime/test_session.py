@@ -74,6 +74,78 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
     assert "\n" not in str(refused.value)
 
 
+ADDRESSES = [  # ray.address, RAY_ADDRESS, the address to join, what names it
+    ("", None, "", ""),
+    ("", "10.0.0.1:6379", "10.0.0.1:6379", "RAY_ADDRESS"),
+    ("auto", "10.0.0.1:6379", "10.0.0.1:6379", "RAY_ADDRESS"),
+    ("auto", None, "auto", "ray.address"),
+    ("10.0.0.2:6379", "10.0.0.1:6379", "10.0.0.2:6379", "ray.address"),
+    ("local", None, "", ""),
+    ("local", "10.0.0.1:6379", "", ""),
+    ("", "local", "", ""),
+]
+
+
+@pytest.mark.parametrize(("key", "variable", "address", "name"), ADDRESSES)
+def test_the_address_of_a_ray_is_the_keys_or_the_variables(
+    monkeypatch, key, variable, address, name
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    options = RayOptions(address=key)
+    assert options.cluster == address
+    if address:
+        assert options.cluster_named == f"{name} = '{address}'"
+
+
+def test_the_url_of_a_dashboard_is_refused_by_the_name_of_what_gives_it(monkeypatch):
+    url = "http://127.0.0.1:8265"
+    monkeypatch.setenv("RAY_ADDRESS", url)
+    with (
+        pytest.raises(
+            InputError, match=f"^RAY_ADDRESS = '{url}': .*; or unset RAY_ADDRESS to have"
+        ),
+        connected(RayOptions(), "t", 1),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match=f"^ray.address = '{url}': .*; or leave the address out to"),
+        connected(RayOptions(address=url), "t", 1),
+    ):
+        pass
+
+
+def test_a_process_with_a_ray_starts_no_other_and_joins_no_other(cluster, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(
+            InputError, match=r"initialised in this process.* ray.address = 'auto'; or call"
+        ),
+        connected(RayOptions(), "t", 1),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match=f"already, at {cluster}; give ray.address = 'auto'"),
+        connected(RayOptions(address="127.0.0.1:1"), "t", 1),
+    ):
+        pass
+    for address in ("auto", cluster):
+        with connected(RayOptions(address=address), "t", 1):
+            assert ray.get_runtime_context().gcs_address == cluster
+
+
+@pytest.mark.parametrize(("variable", "is_on"), [(None, False), ("0", False), ("1", True)])
+def test_rays_hook_for_uv_is_off_unless_a_variable_turns_it_on(monkeypatch, variable, is_on):
+    monkeypatch.delenv(internals.UV_HOOK, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(internals.UV_HOOK, variable)
+    (before,) = internals.private("uv_hook")
+    with internals.without_uv():
+        assert internals.private("uv_hook") == [before if is_on else False]
+    assert internals.private("uv_hook") == [before]
+
+
 @pytest.mark.parametrize(
     ("version", "is_newer"), [("2.60.9", False), ("2.61.0rc1", True), ("3.0.0.dev0", True)]
 )

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ import logging, sys
 logging.basicConfig()
 from rayfed.runtime import trust
 try:
-    trust.joining("{address}")
+    trust.joining("{address}", "ray.address = '{address}'")
 except ValueError as error:
     print(type(error).__name__, error)
     sys.exit()
@@ -95,6 +96,60 @@ def test_a_token_that_others_could_read_is_made_private_with_a_warning(home, cap
     caplog.clear()
     tokens.keep_private()
     assert not caplog.text
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+@pytest.mark.parametrize("where", ["HOME", "the system's", "read-only", "nowhere"])
+def test_a_new_ray_finds_a_token_that_was_never_open_to_others(
+    home, short_folder, monkeypatch, where, has_token
+):
+    """Ray looks into HOME alone, so it is told of any other place."""
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
+    ours = Path(short_folder, f"rayfed.{os.getuid()}")
+    place = {"HOME": home / ".ray", "the system's": home / ".ray"}.get(where, ours)
+    if has_token:
+        place.mkdir(mode=0o700)
+        (place / "auth_token").write_text(RIGHT)
+        (place / "auth_token").chmod(0o600)
+    if where == "the system's":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(Path, "home", lambda: home)
+    if where == "read-only":
+        monkeypatch.setenv("HOME", "/proc/1")
+    if where == "nowhere":
+        monkeypatch.setattr(Path, "home", no_home)
+    before = os.umask(0)
+    try:
+        told = tokens.for_a_new_ray()
+    finally:
+        os.umask(before)
+    token = place / "auth_token"
+    assert told == ({} if where == "HOME" else {"RAY_AUTH_TOKEN_PATH": str(token)})
+    assert (mode_of(place), mode_of(token)) == (0o700, 0o600)
+    content = token.read_text()
+    assert content == RIGHT if has_token else len(content) == 64
+    assert [path.name for path in place.iterdir()] == ["auth_token"]
+    assert tokens.for_a_new_ray() == told and token.read_text() == content
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": RIGHT}, {"RAY_AUTH_TOKEN_PATH": "/nothing"}],
+)
+def test_no_token_is_made_where_the_user_has_chosen(home, monkeypatch, chosen):
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    assert tokens.for_a_new_ray() == {} and not (home / ".ray").exists()
+
+
+def test_a_user_without_a_home_folder_has_no_token(home, monkeypatch):
+    monkeypatch.setattr(Path, "home", no_home)
+    tokens.keep_private()
+    assert tokens.read_token() == ""
 
 
 START = """
