@@ -1,61 +1,177 @@
 """Encoded images (PNG, JPEG, ...) as one uint8 array (N, C, H, W), and resized images."""
 
 import io
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from rayfed.base.errors import InputError
+from rayfed.data.contents import what_it_is
+from rayfed.data.seen import as_seen, levels
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+# Other names for the same formats.
+SUFFIXES += (".apng", ".jfif", ".jpe", ".pjpeg", ".pjp", ".dib", ".pbm", ".pnm")
+# Pillow 11 may lack it, and a list of formats may name only what there is.
+if features.check("avif"):
+    FORMATS += ("AVIF",)
+    SUFFIXES += (".avif",)
 MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
-GREY = {"1": "L", "L": "L", "LA": "L"}
-DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
+LARGEST = 89_478_485  # pixels of one that is scaled down; beyond it Pillow takes it for an attack
+ONE_LARGE = threading.Lock()  # one large image at a time, or they would fill the memory
 BLOCK = 64  # images per task of a thread
 BLOCKS = 16  # tasks at a time, so that few bytes wait to be decoded or copied out
+DARK = (
+    2**14
+)  # if no value of 16 bits reaches it, fewer than 64 of the 256 values of 8 bits are used
 T = TypeVar("T")
 Read = Callable[[], bytes | None]  # reads the bytes of an image
 Locate = Callable[[int], str]  # the place of the n-th example, for messages
+log = logging.getLogger(__name__)
+
+
+class Picture(NamedTuple):
+    """A decoded image, and what its file has besides."""
+
+    pixels: np.ndarray  # uint8 (C, H, W)
+    pages: int = 1  # pages of a TIFF, or frames of an animation; the pixels are the first one's
+    highest: int = 0  # of the values, if they had 16 bits
 
 
 def decode(data: bytes, size: int = 0) -> np.ndarray:
-    """One encoded image as uint8 (C, H, W): grey stays one channel, anything else becomes RGB; alpha is dropped.
+    """One encoded image as uint8 (C, H, W), as one sees it: grey has one channel, anything else becomes RGB.
 
-    With `size`, it is scaled (antialiased) and cut at the centre to `size` x `size`. Raises ValueError or OSError.
+    It is turned by EXIF, and laid on white where it is transparent. With `size`, it is scaled (antialiased) and cut at
+    the centre to `size` x `size`. Raises ValueError or OSError.
     """
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(
-                f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS} allowed"
-            )
-        if image.mode in DEEP:
-            raise ValueError(f"mode {image.mode}; images need 8 bits per channel")
-        mode = GREY.get(image.mode, "RGB")
-        return _channels_first(_fit(image if image.mode == mode else image.convert(mode), size))
+    return _picture(data, size).pixels
+
+
+def _picture(data: bytes, size: int) -> Picture:
+    try:
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise InputError(f"far more than the {LARGEST:,} pixels allowed{SMALLER}") from None
+    with opened as image:
+        is_large = image.width * image.height > MAX_PIXELS
+        if is_large:
+            _refuse_too_large(image, size)
+        with ONE_LARGE if is_large else nullcontext():
+            if is_large:
+                seen = _reduced(image, size)
+            else:
+                seen = as_seen(image)
+            pixels = _channels_first(_fit(seen, size))
+        values = None if image.mode in ("L", "RGB") else levels(image)
+        highest = 0 if values is None else int(values.max())
+        return Picture(pixels, _pages(image), highest)
+
+
+SMALLER = "; scale it down before, say with Pillow's Image.thumbnail((1024, 1024)), or leave it out"
+
+
+def _refuse_too_large(image: Image.Image, size: int) -> None:
+    pixels = f"{image.width} x {image.height} pixels, more than the"
+    if image.width * image.height > LARGEST:
+        raise InputError(f"{pixels} {LARGEST:,} allowed{SMALLER}")
+    if not size:
+        raise InputError(
+            f"{pixels} {MAX_PIXELS:,} allowed without data.size; set it (say, size = 224) to scale all images down"
+        )
+
+
+def _reduced(image: Image.Image, size: int) -> Image.Image:
+    """A large image as one sees it, but smaller; four times `size` remains, so that it can still be scaled well."""
+    # JPEG can be unpacked at 1/2, 1/4 or 1/8 of its size.
+    image.draft(None, (4 * size, 4 * size))
+    seen = as_seen(image)
+    factor = min(seen.size) // (4 * size)
+    return seen.reduce(factor) if factor > 1 else seen
+
+
+def _pages(image: Image.Image) -> int:
+    """The number of pages or frames of an image's file."""
+    # A phone's JPEG with a second, smaller picture in it is one photograph.
+    if image.format == "MPO":
+        return 1
+    try:
+        return image.n_frames if getattr(image, "is_animated", False) else 1
+    except Exception:  # what follows the first page is damaged, and is not read
+        return 1
 
 
 def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0) -> np.ndarray:
     """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
-    Raises InputError, naming the image, if one cannot be decoded or differs in size.
+    Raises InputError, naming the image, if one cannot be decoded or differs in size. Warns of pages that are left out.
     """
 
-    def decode_block(block: list[tuple[int, Read]]) -> list[np.ndarray]:
+    def decode_block(block: list[tuple[int, Read]]) -> list[Picture]:
         return [_decoded(read, row, place, size) for row, read in block]
 
+    doubts = Doubts(count, place)
     with ThreadPoolExecutor() as pool:
         groups = _batched(enumerate(images), BLOCK * BLOCKS)
         blocks = (
             block for group in groups for block in pool.map(decode_block, _batched(group, BLOCK))
         )
-        decoded = (image for block in blocks for image in block)
-        return _gathered(decoded, count, place)
+        decoded = (picture for block in blocks for picture in block)
+        gathered = _gathered(doubts.noted(decoded), count, place)
+    doubts.tell()
+    return gathered
+
+
+@dataclass
+class Doubts:
+    """What a user may not know of a set's images."""
+
+    count: int
+    place: Locate
+    with_pages: int = 0
+    example: str = ""
+    num_deep: int = 0
+    highest: int = 0
+
+    def noted(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray]:
+        """The pixels of the pictures, which are noted on the way."""
+        for row, picture in enumerate(pictures):
+            if picture.pages > 1:
+                self.with_pages += 1
+                self.example = self.example or f"{self.place(row)} with {picture.pages}"
+            if picture.highest:
+                self.num_deep += 1
+                self.highest = max(self.highest, picture.highest)
+            yield picture.pixels
+
+    def tell(self) -> None:
+        """Warn of pages and frames that are left out, and of values of 16 bits of which little remains."""
+        if self.with_pages:
+            log.warning(
+                "%d of %d images have several pages or frames, such as %s: only the first is read; to use all, save "
+                "each as an image of its own",
+                self.with_pages,
+                self.count,
+                self.example,
+            )
+        if self.highest and self.highest < DARK:
+            log.warning(
+                "%d of %d images have 16 bits, of which the highest value is %d: of the 256 values of 8 bits, %d "
+                "remain; scale them to 0..65535 before",
+                self.num_deep,
+                self.count,
+                self.highest,
+                self.highest // 257 + 1,
+            )
 
 
 def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.ndarray:
@@ -96,18 +212,32 @@ def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _decoded(read: Read, row: int, place: Locate, size: int) -> np.ndarray:
+def _decoded(read: Read, row: int, place: Locate, size: int) -> Picture:
     try:
         data = read()
     except OSError as error:
         raise InputError(f"{place(row)}: cannot be read ({error})") from None
     if not data:
-        raise InputError(f"{place(row)}: no image bytes")
+        raise InputError(f"{place(row)}: no image bytes; put an image there, or leave it out")
     try:
-        return decode(data, size)
+        return _picture(data, size)
+    except InputError as error:
+        raise InputError(f"{place(row)}: {error}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-        why = str(error).partition(" <_io.")[0]  # without an address in memory
-        raise InputError(f"{place(row)}: cannot be decoded as an image ({why})") from None
+        raise InputError(
+            f"{place(row)}: cannot be decoded as an image{_why(data, error)}"
+        ) from None
+
+
+def _why(data: bytes, error: Exception) -> str:
+    """Why bytes are no image, and the way on."""
+    found = what_it_is(data)
+    if found:
+        return f"; it is {found}"
+    if isinstance(error, UnidentifiedImageError):
+        return f"; it is none of {', '.join(FORMATS)}: convert it to PNG, or leave it out"
+    reason = str(error).partition(" <_io.")[0]  # without an address in memory
+    return f" ({reason}); it may be cut off: copy or download it again, or leave it out"
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:

@@ -11,12 +11,14 @@ hub (hf://).
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.base.storage import exists
@@ -26,6 +28,7 @@ from rayfed.data.files import read_files
 from rayfed.data.hub import HUB, fetch
 from rayfed.data.partition import Natural
 from rayfed.data.samples import Dataset, Samples, few_classes, hold_out, shortened
+from rayfed.data.seen import as_seen, upright
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
 
 NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")  # torchvision's
@@ -36,6 +39,8 @@ SCALES = [  # how to make uint8 of images from the lowest to the highest value
     ("((images + 1) * 127.5).round().astype('uint8')", -1, 1),
     ("images.round().astype('uint8')", 0, 255),
 ]
+SIXTEEN_BITS = ("(images / 257).round().astype('uint8')", 0, 65535)
+log = logging.getLogger(__name__)
 
 
 class Kept:
@@ -96,7 +101,7 @@ def load(data: Data) -> Dataset:
         raise InputError(
             f"data.domain = '{data.domain}': the source '{data.source}' has no such column"
         )
-    return Dataset(_as_wanted(train, data.size), _as_wanted(test, data.size))
+    return Dataset(*_alike(_as_wanted(train, data.size), _as_wanted(test, data.size)))
 
 
 def _as_wanted(samples: Samples, size: int) -> Samples:
@@ -107,6 +112,37 @@ def _as_wanted(samples: Samples, size: int) -> Samples:
     return replace(
         samples, examples=examples, classes=classes, domain_names=domains, group_names=groups
     )
+
+
+def _alike(train: Samples, test: Samples) -> tuple[Samples, Samples]:
+    """Both sets, in colour if one of them is: a grey one gets three equal channels."""
+    for samples, name in ((train, "training"), (test, "test")):
+        _doubt_one_colour(samples.examples, name)
+    return _as_colourful(train, test), _as_colourful(test, train)
+
+
+def _as_colourful(samples: Samples, other: Samples) -> Samples:
+    grey_among_colours = len(samples.shape) == len(other.shape) == 3 and (
+        samples.shape[0] < other.shape[0]
+    )
+    if not grey_among_colours:
+        return samples
+    return replace(samples, examples=np.repeat(samples.examples, other.shape[0], axis=1))
+
+
+def _doubt_one_colour(images: np.ndarray, name: str) -> None:
+    """Warn if all images (N, C, H, W) of a set have one colour alone, of which nothing can be learned."""
+    if images.ndim != 4:
+        return
+    colour = images[0, :, :1, :1]
+    # Nearly every set is told by its first image.
+    if (images[0] == colour).all() and (images == colour).all():
+        log.warning(
+            "all images of the %s set have one single colour, %s, and show nothing; is what they show in another "
+            "channel, or were they saved wrongly?",
+            name,
+            ", ".join(map(str, colour.ravel())),
+        )
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
@@ -206,9 +242,27 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     return Samples(examples, codes.astype(np.int64), own)
 
 
+def _array(image: Any) -> np.ndarray:
+    """A user's image as an array; a Pillow image as one sees it, (H, W) or (H, W, 3)."""
+    if not isinstance(image, Image.Image):
+        return np.asarray(image)
+    # Whoever made it RGB has decided on what its transparent parts show.
+    is_plain = image.mode in ("L", "RGB")
+    return np.asarray(upright(image) if is_plain else as_seen(image))
+
+
+def _in_colour(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Images, of which the grey ones (H, W) become (H, W, 3) if others have that form."""
+    if {array.ndim for array in arrays} != {2, 3}:
+        return arrays
+    return [
+        np.repeat(array[:, :, None], 3, axis=2) if array.ndim == 2 else array for array in arrays
+    ]
+
+
 def _stacked(images: Any) -> np.ndarray:
     """A user's images as uint8 (N, C, H, W)."""
-    arrays = [np.asarray(image) for image in images]
+    arrays = _in_colour([_array(image) for image in images])
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise InputError(
@@ -216,7 +270,8 @@ def _stacked(images: Any) -> np.ndarray:
         )
     pixels = np.stack(arrays)
     if pixels.dtype != np.uint8:
-        fits = [made for made, low, high in SCALES if low <= pixels.min() and pixels.max() <= high]
+        scales = [*SCALES, SIXTEEN_BITS] if pixels.dtype == np.uint16 else SCALES
+        fits = [made for made, low, high in scales if low <= pixels.min() and pixels.max() <= high]
         made = f"as {fits[0]} makes of them" if fits else "as they were before they were normalised"
         raise InputError(
             f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, {made}"

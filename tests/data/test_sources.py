@@ -11,15 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from pyarrow import fs as pafs
 
 import rayfed
 from rayfed.base import storage
 from rayfed.base.errors import InputError
+from rayfed.data import decode as decode_module
 from rayfed.data import files, sources
 from rayfed.data.decode import MAX_PIXELS, decode
 from rayfed.data.partition import Natural
+from rayfed.data.seen import TURNS
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 
@@ -473,8 +475,8 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
 
 
 def test_training_and_test_set_must_agree(tmp_path):
-    grey, rgb = (png_file(tmp_path / f"{c}.parquet", channels=c) for c in (1, 3))
-    refuses(Data(grey, test=rgb), r"disagree in image shape \(C, H, W\): 1, 4, 4 and 3, 4, 4$")
+    small, large = (png_file(tmp_path / f"{side}.parquet", size=side) for side in (4, 5))
+    refuses(Data(small, test=large), r"disagree in image shape \(C, H, W\): 1, 4, 4 and 1, 5, 5$")
 
 
 def test_uris_and_other_file_systems_are_read(tmp_path, monkeypatch):
@@ -600,13 +602,180 @@ def test_the_mode_of_an_image_gives_its_channels(mode, channels):
     assert decode(png(Image.new(mode, (5, 4)))).shape == (channels, 4, 5)
 
 
-def test_bombs_and_deep_images_are_refused(tmp_path):
-    bomb, deep = png(Image.new("1", (MAX_PIXELS // 1000, 1001))), png(Image.new("I;16", (4, 4)))
-    assert len(bomb) < 10_000
-    refuses(Data(write(tmp_path / "a.parquet", [bomb], [0])), "row 0: .* pixels, more than the")
-    refuses(
-        Data(write(tmp_path / "b.parquet", [deep], [0])), "row 0: .*images need 8 bits per channel"
+def saved(image: Image.Image, form: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def planes(image: Image.Image) -> np.ndarray:
+    """The image's values (C, H, W)."""
+    values = np.asarray(image)
+    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_as_its_camera_was_held(orientation, form):
+    """Law: turned the other way and marked so, it is read as it was."""
+    image = Image.fromarray(pixels(1, 3, 4, 6)[0].transpose(1, 2, 0))
+    turn = TURNS.get({6: 8, 8: 6}.get(orientation, orientation))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    options = {"lossless": True, "exact": True} if form == "WEBP" else {}
+    stored = image if turn is None else image.transpose(turn)
+    assert np.array_equal(decode(saved(stored, form, exif=exif, **options)), planes(image))
+
+
+def test_damaged_notes_do_not_keep_an_image_from_being_read():
+    image = Image.fromarray(pixels(1, 3)[0].transpose(1, 2, 0))
+    for note in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"none"):
+        assert np.array_equal(decode(saved(image, "PNG", exif=note)), planes(image))
+
+
+def test_transparent_images_lie_on_white():
+    clear, half, solid = 0, 102, 255
+    colours = np.array([[[10, 20, 30, clear], [10, 20, 30, half], [10, 20, 30, solid]]], np.uint8)
+    # 0.4 of the colour, 0.6 of white.
+    as_shown = [[255, 157, 10], [255, 161, 20], [255, 165, 30]]
+    assert decode(png(Image.fromarray(colours)))[:, 0].tolist() == as_shown
+    greys = np.array([[[10, clear], [10, half], [10, solid]]], np.uint8)
+    assert decode(png(Image.fromarray(greys, "LA")))[:, 0].tolist() == as_shown[:1]
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((1, 0), 1)
+    for form in ("PNG", "GIF"):
+        shown = decode(saved(palette, form, transparency=0))[:, 0]
+        assert shown.tolist() == [[255, 40], [255, 50], [255, 60]]
+    keyed = Image.new("RGB", (2, 1), (1, 2, 3))
+    keyed.putpixel((1, 0), (4, 5, 6))
+    shown = decode(saved(keyed, "PNG", transparency=(1, 2, 3)))[:, 0]
+    assert shown.tolist() == [[255, 4], [255, 5], [255, 6]]
+
+
+def test_an_opaque_image_is_the_same_with_and_without_alpha():
+    image = Image.fromarray(pixels(1, 3, 16, 16)[0].transpose(1, 2, 0))
+    assert np.array_equal(decode(png(image.convert("RGBA"))), planes(image))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_16_bits_become_8(form):
+    values = np.array([[0, 128, 129, 257, 1000 * 257 // 10, 65535]], np.uint16)
+    assert decode(saved(Image.fromarray(values), form))[0].tolist() == [[0, 0, 1, 1, 100, 255]]
+
+
+def told_by(caplog, path: Path | str) -> list[str]:
+    """What is said about a set that is its own test set, each message once."""
+    caplog.clear()
+    load(Data(str(path), test=str(path)))
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_little_that_remains_of_16_bits_is_told(tmp_path, caplog):
+    for highest, told in ((4095, True), (65535, False)):
+        image = Image.fromarray(np.linspace(0, highest, 16, dtype=np.uint16).reshape(4, 4))
+        said = told_by(caplog, write(tmp_path / "a.parquet", [png(image)] * 2, [0, 1]))
+        assert (
+            any(
+                "the highest value is 4095: of the 256 values of 8 bits, 16" in line
+                for line in said
+            )
+            == told
+        )
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_values_without_a_known_range_are_refused(tmp_path, mode):
+    image = saved(Image.new(mode, (4, 4)), "TIFF")
+    message = f"row 0: mode {mode}: values of 32 bits have no known range; scale them to 0..255"
+    refuses(Data(write(tmp_path / "a.parquet", [image], [0])), message)
+
+
+MANY = {
+    "save_all": True,
+    "append_images": [Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")],
+}
+
+
+PAGES = [(form, MANY, 3) for form in ("TIFF", "GIF", "PNG", "WEBP")]
+PAGES += [(form, {}, 1) for form in ("TIFF", "GIF", "PNG", "WEBP", "JPEG", "BMP", "PPM")]
+# A phone's photograph with a smaller one in it.
+PAGES += [("MPO", MANY, 1)]
+
+
+@pytest.mark.parametrize(("form", "options", "pages"), PAGES)
+def test_pages_and_frames_that_are_left_out_are_told(tmp_path, caplog, form, options, pages):
+    image = saved(Image.fromarray(pixels_of_colour()), form, **options)
+    said = told_by(caplog, write(tmp_path / "a.parquet", [image] * 2, [0, 1]))
+    about = [line for line in said if "2 of 2 images have several pages or frames" in line]
+    assert bool(about) == (pages > 1)
+    assert all(f"row 0 with {pages}: only the first is read" in line for line in about)
+
+
+def pixels_of_colour() -> np.ndarray:
+    return pixels(1, 3)[0].transpose(1, 2, 0)
+
+
+def test_a_set_of_one_single_colour_is_told(tmp_path, caplog):
+    black, other = png(Image.new("RGB", (4, 4))), png(Image.new("RGB", (4, 4), (0, 0, 1)))
+    said = told_by(caplog, write(tmp_path / "a.parquet", [black, black], [0, 1]))
+    assert any(
+        "the training set have one single colour, 0, 0, 0, and show nothing" in line
+        for line in said
     )
+    said = told_by(caplog, write(tmp_path / "b.parquet", [black, other], [0, 1]))
+    assert not any("single colour" in line for line in said)
+
+
+def test_bombs_are_refused(tmp_path):
+    bomb = png(Image.new("1", (MAX_PIXELS // 1000, 1001)))
+    assert len(bomb) < 10_000
+    path = write(tmp_path / "a.parquet", [bomb], [0])
+    refuses(Data(path), "row 0: .* pixels, more than the 16,777,216 allowed without data.size; set")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_large_photographs_are_read_where_they_are_scaled_down(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(decode_module, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(decode_module, "LARGEST", 10_000)
+    half = np.zeros((60, 120, 3), np.uint8)
+    half[:30] = 200
+    large = saved(Image.fromarray(half), form)
+    path = write(tmp_path / "a.parquet", [large, large], [0, 1])
+    train = load(Data(path, test=path, size=4)).train
+    assert np.abs(train.examples[0][:, [0, 3]].astype(int) - [[200] * 4, [0] * 4]).max() < 12
+    refuses(
+        Data(path), "row 0: 120 x 60 pixels, more than the 1,000 allowed without data.size; set"
+    )
+    monkeypatch.setattr(decode_module, "LARGEST", 5000)
+    refuses(
+        Data(path, size=4), "row 0: 120 x 60 pixels, more than the 5,000 allowed; scale it down"
+    )
+
+
+def test_grey_and_coloured_sets_go_together(tmp_path):
+    grey, rgb = (png_file(tmp_path / f"{c}.parquet", channels=c) for c in (1, 3))
+    for train, test in ((grey, rgb), (rgb, grey)):
+        data = load(Data(train, test=test))
+        sets = {grey: np.repeat(pixels(6), 3, axis=1), rgb: pixels(6, 3)}
+        assert np.array_equal(data.train.examples, sets[train])
+        assert np.array_equal(data.test.examples, sets[test])
+
+
+@pytest.mark.parametrize(("content", "words"), CONTENTS[:2], ids=["lfs", "page"])
+def test_an_image_that_is_something_else_is_told_by_its_first_bytes(tmp_path, content, words):
+    refuses(
+        Data(write(tmp_path / "a.parquet", [content], [0])),
+        f"row 0: cannot be decoded as an image; it is .*{words}",
+    )
+
+
+def test_an_image_that_is_cut_off_or_unknown_is_refused_with_the_way_on(tmp_path):
+    whole = saved(Image.fromarray(pixels(1, 3, 40, 40)[0].transpose(1, 2, 0)), "JPEG")
+    cut = write(tmp_path / "a.parquet", [whole[:-200]], [0])
+    refuses(Data(cut), r"row 0: .*image .*image file is truncated.*; it may be cut off: copy")
+    unknown = write(tmp_path / "b.parquet", [b"abc"], [0])
+    refuses(Data(unknown), "row 0: .*; it is none of PNG, JPEG, .*: convert it to PNG")
 
 
 # --- functions of the user's
@@ -626,6 +795,20 @@ class Pictures(Dataset):
     def __getitem__(self, i):
         return Image.fromarray(pixels[i]), labels[i]
 
+class Modes(Pictures):
+    # Images in a mode of Pillow; of two modes, the first image has the first.
+    def __init__(self, *modes):
+        self.modes = modes
+    def __getitem__(self, i):
+        return Image.fromarray(pixels[i]).convert(self.modes[min(i, len(self.modes) - 1)]), labels[i]
+
+def palettes(): return Modes("P"), None
+def mixed(): return Modes("L", "RGB"), None
+def greys(): return Modes("RGB"), Modes("L")
+def clear(): return Modes("RGBA", "LA"), None
+def bits(): return Modes("1"), None
+def floating(): return Modes("F"), None
+def sixteen(): return ((pixels[..., 0].astype(np.uint16) * 257), labels), None
 def arrays(): return (pixels[..., 0], labels), None
 def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
 def smaller(): return (pixels, labels), (pixels[:2, :3, :3], [2, 0])
@@ -679,9 +862,30 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
     assert (data.train.examples.shape, data.test.examples.shape) == ((6, 1, 4, 5), (3, 1, 4, 5))
 
 
+def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
+    def read(name):
+        data = load(Data(f"own_data:{name}", test_fraction=0.4))
+        return np.concatenate([data.train.examples, data.test.examples])
+
+    palettes = read("palettes").astype(int)
+    assert palettes.shape == (9, 3, 4, 5)
+    # A palette has 216 colours, and is set as near as that.
+    assert abs(palettes.mean() - own_data.pixels.mean()) < 20
+    assert read("mixed").shape == read("clear").shape == (9, 3, 4, 5)
+    assert set(read("bits").ravel().tolist()) == {0, 255}
+    data = load(Data("own_data:greys"))
+    assert data.train.shape == data.test.shape == (3, 4, 5)
+    assert (data.test.examples == data.test.examples[:, :1]).all()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("floating", "mode F: values of 32 bits have no known range; scale them to 0..255"),
+        (
+            "sixteen",
+            r"uint16 from \d+ to \d+, .*as .images / 257..round...astype.'uint8'. makes of",
+        ),
         (
             "floats",
             r"': images are float64 from 0\.\d+ to 1\.0, .*, as .255 . images.\.round...astype.'uint8'. makes of",
