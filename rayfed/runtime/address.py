@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rayfed.base.errors import ClusterLost, InputError, NoRay, refuse_secrets
@@ -71,8 +72,18 @@ def are_here(jobs: Jobs, nodes: Sequence[Mapping[str, Any]]) -> bool:
     except OSError:
         return False
     for node in nodes:
-        private.refuse_open(node["sessionDir"], f"the Ray at {jobs.address}")
+        private.refuse_open(_session_of(node), f"the Ray at {jobs.address}")
     return bool(nodes)
+
+
+def _session_of(node: Mapping[str, Any]) -> str:
+    """Return the folder of a node's session.
+
+    Ray before 2.55 does not tell it, but names a socket in the folder `sockets` below it. That way
+    can go once pyproject.toml asks for Ray 2.55.
+    """
+    told: str | None = node.get("sessionDir")
+    return told or str(Path(node["rayletSocketName"]).parents[1])
 
 
 def _no_ray(address: str, by: str, why: str) -> InputError:

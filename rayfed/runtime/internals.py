@@ -3,6 +3,7 @@
 Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name away in turn.
 """
 
+import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -18,11 +19,15 @@ from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
 
 from rayfed.runtime.proxies import proxies_for
+from rayfed.runtime.tokens import token_is_named
+from rayfed.runtime.versions import minor
 
 NAMES = {
     "adds_nodes": "ray.autoscaler.v2.utils:is_autoscaler_v2",
     "check_alive": "ray.core.generated.gcs_service_pb2:CheckAliveRequest",
     "cluster_address": "ray._private.services:canonicalize_bootstrap_address",
+    "cluster_facts": "ray._common.usage.usage_constants:CLUSTER_METADATA_KEY",
+    "cluster_space": "ray._private.ray_constants:KV_NAMESPACE_CLUSTER",
     "dashboard_key": "ray._private.ray_constants:DASHBOARD_ADDRESS",
     "dashboard_space": "ray._private.ray_constants:KV_NAMESPACE_DASHBOARD",
     "draining": "ray._private.state:state.get_draining_nodes",
@@ -36,10 +41,13 @@ NAMES = {
     "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
     "open_channel": "ray._private.grpc_utils:init_grpc_channel",
     "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
+    "read_variables": "ray._raylet:Config.initialize",
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
     "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
     "state": "ray._private.state:state",
     "uv_hook": "ray._private.ray_constants:RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+    "value_request": "ray.core.generated.gcs_service_pb2:InternalKVGetRequest",
+    "value_service": "ray.core.generated.gcs_service_pb2_grpc:InternalKVGcsServiceStub",
     "worker_table": "ray.core.generated.gcs_pb2:WorkerTableData",
 }
 QUIET = {
@@ -193,16 +201,38 @@ def show_token() -> None:
 
     Raises `ray.exceptions.AuthenticationError` where there is no token and `RAY_AUTH_MODE` asks for one.
     """
-    found = private("show_token", "need_token")
-    if found is None:
-        if "RAY_AUTH_MODE" not in os.environ:
-            raise AuthenticationError(
-                "this Ray shows a token only where RAY_AUTH_MODE=token is set"
-            )
+    show = private("show_token")
+    need = private("need_token")
+    if show is not None:
+        show[0](warn_if_disabled=False)
+    elif token_is_named():
+        _use_tokens()
+    if need is not None:
+        need[0](None, create_token_if_missing=False)
+
+
+def turn_tokens_on() -> None:
+    """Let a Ray that this process starts have a token, unless `RAY_AUTH_MODE` is set.
+
+    Ray 2.60 and later does that itself. Ray 2.52 to 2.59 would start without a token, in silence.
+    This function can go once pyproject.toml asks for Ray 2.60.
+    """
+    if minor(ray.__version__) < (2, 60):
+        _use_tokens()
+
+
+def _use_tokens() -> None:
+    """Set `RAY_AUTH_MODE` where it is not set, for this process and those that it starts.
+
+    Ray has read the variable when it was imported, so it is told to read it again.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
         return
-    show, need = found
-    show(warn_if_disabled=False)
-    need(None, create_token_if_missing=False)
+    found = private("read_variables")
+    if found is None:
+        raise AuthenticationError("this Ray uses a token only where RAY_AUTH_MODE=token is set")
+    os.environ["RAY_AUTH_MODE"] = "token"
+    found[0]("")
 
 
 def can_knock() -> bool:
@@ -216,22 +246,52 @@ def knock(address: str, limit: float) -> grpc.RpcError | None:
     Also None where there is no such address, no Ray on this machine, or no way to ask. Raises `OSError` or
     `RuntimeError` for the files that the RAY_TLS_... variables name.
     """
-    found = private("cluster_address", "open_channel", "node_service", "check_alive")
-    if found is None:
+    found = private("open_channel", "node_service", "check_alive")
+    place = _place_of(address)
+    if found is None or not place:
         return None
-    cluster_address, open_channel, node_service, check_alive = found
-    try:
-        place = cluster_address(address)
-    except (ValueError, ConnectionError):
-        return None
-    if not place:
-        return None
+    open_channel, node_service, check_alive = found
     try:
         with closing(open_channel(place, NO_PROXY)) as channel:
             node_service(channel).CheckAlive(check_alive(), timeout=limit)
     except grpc.RpcError as error:
         return error
     return None
+
+
+def versions_at(address: str, limit: float) -> tuple[str, str] | None:
+    """Return the versions of Ray and Python with which a cluster's head was started.
+
+    None where the head does not tell within `limit` seconds, or there is no way to ask. Then Ray
+    compares the versions itself, when it has joined.
+    """
+    found = private(
+        "open_channel", "value_service", "value_request", "cluster_facts", "cluster_space"
+    )
+    place = _place_of(address)
+    if found is None or not place:
+        return None
+    open_channel, value_service, value_request, key, space = found
+    request = value_request(key=key, namespace=space)
+    try:
+        with closing(open_channel(place, NO_PROXY)) as channel:
+            answer = value_service(channel).InternalKVGet(request, timeout=limit)
+        facts = json.loads(answer.value)
+        return str(facts["ray_version"]), str(facts["python_version"])
+    except (grpc.RpcError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _place_of(address: str) -> str | None:
+    """The host and the port of a cluster's head; None where there is no such address."""
+    found = private("cluster_address")
+    if found is None:
+        return None
+    try:
+        place: str | None = found[0](address)
+    except (ValueError, ConnectionError):
+        return None
+    return place
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,7 @@ from rayfed.base.files import is_installed
 from rayfed.job import RayOptions
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, no_progress
-from rayfed.runtime import OWNER, dashboard, internals, private, trust
+from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.environment import variables
@@ -42,9 +42,13 @@ from rayfed.tensors.weights import state
 
 log = logging.getLogger(__name__)
 
+# Ray before 2.56 hides the GPUs from actors that ask for none, and announces on the terminal that
+# later Rays will not. This can go once pyproject.toml asks for Ray 2.56.
+AS_LATER_RAYS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # For a Ray that we start: its workers import what actors need before there are actors, and freed objects leave the
 # store at once. (Ray's default is once per second, with which the store holds four times as much.)
 OUR_RAY = {
+    **AS_LATER_RAYS,
     "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -52,6 +56,8 @@ OUR_RAY = {
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
 TESTED = (2, 60)  # the newest Ray that the tests were run with
+# While a Ray is joined. Ray would refuse a cluster whose Python differs in its patch version only.
+JOINING = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor", **AS_LATER_RAYS}
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
 
 
@@ -181,6 +187,11 @@ def stored(site: Site) -> Stored:
     )
 
 
+def _unset(values: Mapping[str, str]) -> dict[str, str]:
+    """Return those of these variables that the environment does not have: the user's values stay."""
+    return {key: value for key, value in values.items() if key not in os.environ}
+
+
 @contextmanager
 def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
@@ -204,8 +215,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             other,
         )
     log.info("starting Ray")
-    ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
-    with variables({**ours, **without_proxy_here()}), ExitStack() as stack:
+    with variables({**_unset(OUR_RAY), **without_proxy_here()}), ExitStack() as stack:
         try:
             # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
             with (
@@ -269,9 +279,10 @@ def _joined(address: str, named: str) -> Iterator[None]:
     trust.joining(address, named)
     try:
         config = internals.same_modules(where_this_process_looks())
-        with internals.keeping_handlers(), internals.without_uv():
+        with internals.keeping_handlers(), internals.without_uv(), variables(_unset(JOINING)):
             context = ray.init(address=address, job_config=config, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        versions.refuse_as_told(named, error)
         raise InputError(
             f"{named}: no Ray answers there ({first_line(error)}); start one with `{private.RECIPE}`, or "
             f"{trust.without(named)} to have one started here"

@@ -45,6 +45,11 @@ def read_token() -> str:
     return os.environ.get(TOKEN) or _content(token_file())
 
 
+def token_is_named() -> bool:
+    """Whether there is a token, or a variable names its file."""
+    return bool(read_token() or os.environ.get(PATH))
+
+
 def keep_private() -> None:
     """Let only the user read and write the token file. Logs a warning if others could read it."""
     path = token_file()

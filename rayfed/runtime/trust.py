@@ -16,6 +16,7 @@ from rayfed.runtime import internals
 from rayfed.runtime.environment import variables
 from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, MODE, for_a_new_ray, keep_private
+from rayfed.runtime.versions import refuse_others
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
 
@@ -27,6 +28,7 @@ def starting() -> Iterator[None]:
     `RAY_AUTH_MODE` is obeyed. Raises `InputError` where a token cannot be kept anywhere.
     """
     with variables(for_a_new_ray()), internals.on_loopback(), _naming_the_token():
+        internals.turn_tokens_on()
         yield
 
 
@@ -35,8 +37,9 @@ def joining(address: str, named: str) -> None:
 
     A process that shows a token also demands it from the cluster: a cluster without tokens could not call it back, and
     would drop our actors. So the cluster is asked first. Raises `InputError` where no cluster answers, or it refuses
-    our token; Ray itself would try for 20 seconds to some minutes, without a reason. `named` says in messages who has
-    given the address.
+    our token; Ray itself would try for 20 seconds to some minutes, without a reason. Raises it too
+    where the cluster has another Ray, or another minor version of Python. `named` says in messages
+    who has given the address.
     """
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", named.partition(" = ")[0])
     chosen = MODE in os.environ  # obeyed, whatever the cluster does
@@ -58,6 +61,9 @@ def joining(address: str, named: str) -> None:
             f"{named}: no Ray answers there ({error.details()}); start one with `{RECIPE}`, or {without(named)} to have one "
             "started here; if it has TLS, set RAY_USE_TLS and RAY_TLS_... as there"
         )
+    their_versions = None if "://" in address else internals.versions_at(address, ASK_LIMIT)
+    if their_versions:
+        refuse_others(named, *their_versions)
 
 
 def without(named: str) -> str:

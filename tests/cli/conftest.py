@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+import ray
 from click.testing import CliRunner
 
 from rayfed.cli import main
@@ -66,7 +67,7 @@ def cluster(monkeypatch):
             if place.startswith("/api/packages"):
                 self.answer({}, 200 if name in packages else 404)
             elif self.path == "/api/version":
-                self.answer({"ray_version": "2.60.0", "version": "4"})
+                self.answer({"ray_version": ray.__version__, "version": "4"})
             else:
                 jobs = [known | {"driver_exit_code": None} for known in submissions]
                 self.answer(next((known for known in jobs if known["submission_id"] == name), jobs))

@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from ray._private.ray_constants import get_runtime_env_default_excludes
+from ray._private import ray_constants
 from ray._private.runtime_env.packaging import create_package
 
 from rayfed import read_job
@@ -51,7 +51,9 @@ def sent(root, *without, patterns=()):
     sizes, archive = chosen(root, without, patterns).sent, root.parent / "sent.zip"
     archive.unlink(missing_ok=True)
     with staged(root, sizes) as code:
-        rays_own = get_runtime_env_default_excludes()
+        # Ray before 2.54 leaves nothing out of its own accord.
+        find_excludes = getattr(ray_constants, "get_runtime_env_default_excludes", list)
+        rays_own = find_excludes()
         create_package(code["working_dir"], archive, include_gitignore=True, excludes=rays_own)
     with ZipFile(archive) as packed:
         there = {

@@ -1,6 +1,7 @@
 """Tokens, addresses and certificates, against real Rays that were started with them."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -9,9 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import ray
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
-from rayfed.runtime import tokens
+from rayfed.base.errors import InputError
+from rayfed.runtime import internals, tokens, trust, versions
 
+OURS = platform.python_version()
+MINOR = OURS.rpartition(".")[0]
 RIGHT, WRONG = "0123456789abcdef" * 2, "f" * 32
 
 
@@ -61,6 +67,15 @@ class Answer:  # an actor, not a task: the cluster must also reach back to us
         return 6 * 7
 
 print("joined,", ray.get(Answer.remote().get.remote()))
+"""
+
+
+JOIN_AS_A_RUN = """
+import ray
+from rayfed.job import RayOptions
+from rayfed.runtime.session import connected
+with connected(RayOptions(address="{address}"), "test", 1):
+    print(ray.get(ray.put(42)))
 """
 
 
@@ -173,12 +188,115 @@ def test_a_ray_of_ours_has_a_private_token_and_listens_on_loopback(home, short_f
     assert len((home / ".ray/auth_token").read_text()) == 64
 
 
+ASKED = """
+import ray
+from rayfed.runtime import trust
+with trust.starting():
+    ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
+
+import os, subprocess, sys
+ask = "import sys; from rayfed.runtime import internals; error = internals.knock(sys.argv[1], 10);"
+ask += "print(error.code().name if error else 'let in')"
+command = [sys.executable, "-c", ask, ray.get_runtime_context().gcs_address]
+stranger = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": "/nothing"}
+for environment in (dict(os.environ), stranger):
+    print(subprocess.run(command, env=environment, capture_output=True, text=True).stdout, end="")
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_of_ours_refuses_whoever_has_no_token(home, short_folder):
+    assert python(ASKED, RAY_TMPDIR=short_folder) == "let in\nUNAUTHENTICATED\n"
+
+
 @pytest.mark.slow
 def test_ray_auth_mode_disabled_makes_no_token(home, short_folder):
     assert (
         python(START, RAY_TMPDIR=short_folder, RAY_AUTH_MODE="disabled") == "False 127.0.0.1 True\n"
     )
     assert not (home / ".ray").exists()
+
+
+FACTS = '{{"ray_version": "{ray}", "python_version": "{python}"}}'
+
+
+@pytest.fixture
+def tell():
+    """`tell(ray, python)`: the cluster of this process says that it was started with these."""
+    head = internal_kv_get_gcs_client()
+    key, space = internals.private("cluster_facts", "cluster_space")
+    before = head.internal_kv_get(key, space)
+
+    def tell(ray, python):
+        facts = FACTS.format(ray=ray, python=python)
+        head.internal_kv_put(key, facts.encode(), True, space)
+
+    yield tell
+    head.internal_kv_put(key, before, True, space)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "told by Ray"])
+@pytest.mark.parametrize(
+    ("their_ray", "their_python", "message"),
+    [
+        (ray.__version__, OURS, None),
+        (ray.__version__, f"{MINOR}.99", None),
+        (
+            "2.99.0",
+            OURS,
+            "either install that Ray here: pip install 'ray.default.==2.99.0'; or use",
+        ),
+        (
+            "2.99.0",
+            "3.99.0",
+            "==2.99.0', in an environment with Python 3.99; or use a cluster with",
+        ),
+        (
+            ray.__version__,
+            "3.99.0",
+            f"in an environment with Python 3.99; or .* and Python {MINOR}$",
+        ),
+        ("2.40.0", OURS, r"rayfed needs Ray 2\.52 or later, so use a cluster with Ray"),
+        ("2.40.0", "3.9.1", rf"rayfed needs .*, so use a cluster with Ray .* and Python {MINOR}$"),
+    ],
+)
+def test_a_cluster_of_another_version_is_one_message_with_both_versions(
+    asked, their_ray, their_python, message
+):
+    """As the cluster's head tells it, and as Ray words it where the head cannot be asked."""
+
+    def refuse():
+        if asked:
+            versions.refuse_others("RAY_ADDRESS = 'here'", their_ray, their_python)
+        else:
+            words = f"with:\n    Ray: {their_ray}\n    Python: {their_python}\nThis process"
+            error = RuntimeError(f"Version mismatch: The cluster was started {words} on ...")
+            versions.refuse_as_told("RAY_ADDRESS = 'here'", error)
+
+    if message is None:
+        refuse()
+        return
+    with pytest.raises(InputError, match=message) as refused:
+        refuse()
+    said = str(refused.value)
+    assert said.startswith(
+        f"RAY_ADDRESS = 'here': that cluster has Ray {their_ray} on Python {their_python}, but "
+    )
+    assert f"this environment has Ray {ray.__version__} on Python {OURS}; " in said
+    assert "\n" not in said
+
+
+def test_a_cluster_of_another_version_is_refused_before_it_is_joined(cluster, tell):
+    trust.joining(cluster, "ray.address")
+    tell("2.99.0", OURS)
+    with pytest.raises(InputError, match=r"^ray\.address: that cluster has Ray 2\.99\.0 on Python"):
+        trust.joining(cluster, "ray.address")
+
+
+@pytest.mark.slow
+def test_a_python_of_another_patch_version_is_joined(cluster, tell):
+    tell(ray.__version__, f"{MINOR}.99")
+    assert "42" in python(JOIN_AS_A_RUN.format(address=cluster))
 
 
 def tls(*files):
