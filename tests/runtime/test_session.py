@@ -66,6 +66,7 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
         raise error
 
     monkeypatch.setattr(session.ray, "init", init)
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)  # an earlier test joined one
     with (
         pytest.raises(kind, match=rf"^Ray cannot be started here: .*{message}") as refused,
         connected(RayOptions(), "t", 2),
