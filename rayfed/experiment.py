@@ -12,9 +12,11 @@ from typing import Any
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
+from rayfed.base.isolation import alone
 from rayfed.base.noted import at
 from rayfed.base.storage import Folder
 from rayfed.data.federation import Read
+from rayfed.data.naming import number_of
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
@@ -98,14 +100,16 @@ class Way:
 def run_checked(job: Job, way: Way, *, resume: bool) -> Result:
     """Begin a checked job, or with `resume` continue it if it was begun."""
     folders = Folders.of(job)
-    folders.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
-    saved = _newest(folders) if resume else None
-    if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        if saved is None:
-            refuse_other_paths(job)
-        return _train(job, saved, replace(way, force=True))
-    folders.refuse_overwriting(way.force)
-    return _train(job, None, way)
+    with alone(f"the run '{job.name}'"):
+        folders.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
+        saved = _newest(folders) if resume else None
+        # Where only the checkpoints are left, they are enough.
+        if resume and (is_begun(job) or saved):
+            if saved is None:
+                refuse_other_paths(job)
+            return _train(job, saved, replace(way, force=True))
+        folders.refuse_overwriting(way.force)
+        return _train(job, None, way)
 
 
 def resume(
@@ -128,53 +132,59 @@ def resume(
 
     >>> resume("runs/quickstart", {"train.num_rounds": 6})  # doctest: +SKIP
     """
-    job, saved = _find(run, overrides, method)
-    if saved.round > job.train.num_rounds:
-        raise InputError(
-            f"train.num_rounds = {job.train.num_rounds}: the run already has {saved.round} rounds; "
-            f"give {saved.round + 1} or more to add rounds"
-        )
-    with _followed(display, progress) as display:
+    with _followed(display, progress) as display, alone(f"the run in '{run}'"):
+        job, saved = _find(run, overrides, method)
+        if saved.round > job.train.num_rounds:
+            raise InputError(
+                f"train.num_rounds = {job.train.num_rounds}: the run already has {saved.round} rounds; "
+                f"give {saved.round + 1} or more to add rounds"
+            )
         return _train(job, saved, Way(display, other_bits=other_bits))
 
 
 def replay(
-    run: str | Path, round: int, client: int, *, method: Method | None = None
+    run: str | Path, round: int, client: int | str, *, method: Method | None = None
 ) -> tuple[ClientRow, float | None]:
     """Train a client of a round again, in this process, as the run did: to see its work, or why it failed.
 
-    Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
-    recorded, if there is one. Raises the client's own exception, and `InputError` where it was not in the round.
+    `client` is a client's number, as in `clients.parquet`, or as text its number or its name in the data. Plays the
+    rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run recorded,
+    if there is one. Raises the client's own exception, and `InputError` where it was not in the round, or where a text
+    is the name of one client and the number of another.
 
     >>> row, recorded = replay("runs/quickstart", round=2, client=7)  # doctest: +SKIP
     >>> row.train_loss == recorded  # doctest: +SKIP
     True
     """
-    job = job_of(run, None, method)
-    if job is None:
-        raise InputError(f"'{run}' is not the folder of a run")
-    folders = Folders.of(job)
-    site = open_site(job)
-    if round < 1:
-        raise InputError(f"round {round}: the first round is 1")
-    last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
-    if round > last_recorded + 1:  # the round after the last may have failed
-        raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
-    refuse_another_partition(folders.path, site, round)
-    engine.cohort_of(site, round).refuse_absent(client, round)
-    with open_workers(site, on_ray=False) as workers:
-        saved = newest(folders.checkpoints, before=round)
-        if saved:
-            saved.refuse_another(site)
-        last = saved.restore(site, workers) if saved else engine.start(site, workers)
-        while last.round < round - 1:
-            last = engine.play(site, last, workers)
-        opening = engine.open_round(site, last, workers)
-        if not trains(opening.parts):
-            raise InputError(
-                f"round {round}: no client trained in it, as its method works on the server alone"
-            )
-        (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
+    with alone(f"the replay of '{run}'"):
+        job = job_of(run, None, method)
+        if job is None:
+            raise InputError(f"'{run}' is not the folder of a run")
+        folders = Folders.of(job)
+        site = open_site(job)
+        if round < 1:
+            raise InputError(f"round {round}: the first round is 1")
+        last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
+        if round > last_recorded + 1:  # the round after the last may have failed
+            raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
+        refuse_another_partition(folders.path, site, round)
+        if isinstance(client, str):
+            names, count = site.federation.client_names, site.federation.num_clients
+            client = number_of(client, names, count, "replay")
+        engine.cohort_of(site, round).refuse_absent(client, round)
+        with open_workers(site, on_ray=False) as workers:
+            saved = newest(folders.checkpoints, before=round)
+            if saved:
+                saved.refuse_another(site)
+            last = saved.restore(site, workers) if saved else engine.start(site, workers)
+            while last.round < round - 1:
+                last = engine.play(site, last, workers)
+            opening = engine.open_round(site, last, workers)
+            if not trains(opening.parts):
+                raise InputError(
+                    f"round {round}: no client trained in it, as its method works on the server alone"
+                )
+            (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
     losses = {
         (row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")
     }
@@ -189,12 +199,13 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
     >>> [row.client for row in own_models("runs/quickstart")][:3]  # doctest: +SKIP
     [0, 1, 2]
     """
-    job, saved = _find(run, None, None)
-    site = open_site(job)
-    saved.refuse_another(site)
-    with open_workers(site, on_ray=False) as workers:
-        rows = list(own_rows(site, saved.restore(site, workers), workers, tuning))
-    write_own(folder_of(job), rows)
+    with alone(f"the measuring of '{run}'"):
+        job, saved = _find(run, None, None)
+        site = open_site(job)
+        saved.refuse_another(site)
+        with open_workers(site, on_ray=False) as workers:
+            rows = list(own_rows(site, saved.restore(site, workers), workers, tuning))
+        write_own(folder_of(job), rows)
     return rows
 
 

@@ -5,6 +5,7 @@ loaded or started; an unknown key is refused with the nearest valid key.
 """
 
 import copy
+import datetime
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ from rayfed.base.values import (
     build,
     keys,
     nearest_key,
+    plain_value,
     table,
 )
 from rayfed.clients.participation import Participation
@@ -209,9 +211,9 @@ class Job(Checked):
     measure_layers: Annotated[list[str], "layers that drift aligns; none: features"] = field(
         default_factory=list
     )
-    measure_clients: Annotated[list[int], "clients to measure; none: all of a round"] = field(
-        default_factory=list
-    )
+    measure_clients: Annotated[
+        list[int | str], "clients to measure, by number or name; none: all of a round"
+    ] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,14 +233,18 @@ class Job(Checked):
             raise InputError(
                 f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them"
             )
+        self.table()  # raises where a value, such as an option of a model, cannot be recorded
 
     def measures(self, round: int) -> Sequence[str]:
         """What is measured in a round."""
         return () if round % self.measure_every else self.measure
 
     def table(self) -> dict[str, Any]:
-        """The job with every default filled in, as `read_job` reads it."""
-        return table(self)
+        """The job with every default filled in, as `read_job` reads it.
+
+        Raises `InputError`, with the key, for a value that it cannot record.
+        """
+        return {key: plain_value(value, key) for key, value in table(self).items()}
 
     def lineage(self, *, with_paths: bool = False) -> dict[str, Any]:
         """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends.
@@ -321,7 +327,7 @@ def differences(
     return [
         f"{key} is {first.get(key, 'not set')} {at_first}, {second.get(key, 'not set')} {at_second}"
         for key in sorted({*first, *second})
-        if first.get(key) != second.get(key)
+        if not _same(first.get(key), second.get(key))
     ]
 
 
@@ -342,6 +348,19 @@ def other_lineage(
     if "source" in there["data"] and "source" in here["data"]:
         return lines
     return [line for line in lines if not line.startswith("data.source is ")]
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two values of tables are the same; a number that is not a number (nan) is the same as another."""
+    if isinstance(first, float) and isinstance(second, float):
+        return first == second or (math.isnan(first) and math.isnan(second))
+    if isinstance(first, list) and isinstance(second, list):
+        same_length = len(first) == len(second)
+        return same_length and all(_same(*pair) for pair in zip(first, second, strict=True))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        same_keys = first.keys() == second.keys()
+        return same_keys and all(_same(first[key], second[key]) for key in first)
+    return bool(first == second)
 
 
 def read_job(
@@ -459,6 +478,9 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         raise InputError(
             "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` makes its jobs"
         )
+    for key, value in flat(tables).items():
+        if isinstance(value, datetime.date | datetime.time):
+            plain_value(value, key)  # raises: a job has no dates
     if flat(tables).get("data.partition.seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:

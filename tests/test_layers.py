@@ -141,10 +141,15 @@ def test_an_import_does_not_load_heavy_modules(modules, kept_out):
     assert done.stdout.split() == []
 
 
-def test_seeding_and_restoring_torch_does_not_import_its_compiler():
+def test_a_new_process_has_the_usual_settings_and_to_set_them_imports_no_compiler():
     """Nearly 900 modules, which `torch.use_deterministic_algorithms` imports even where nothing changes."""
-    script = "import sys, torch; from rayfed.base.isolation import isolated\n"
-    script += (
-        "with isolated(0, torch.device('cpu')): pass\nassert 'torch._dynamo' not in sys.modules"
-    )
+    script = """
+import sys, torch
+from rayfed.base.isolation import KEPT, SETTINGS, isolated
+unusual = [s.name for s in SETTINGS if s.usual is not KEPT and s.read() != s.usual]
+assert not unusual, unusual
+with isolated(0, torch.device('cpu')):
+    pass
+assert 'torch._dynamo' not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", script], check=True, cwd=PACKAGE.parent)

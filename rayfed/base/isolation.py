@@ -1,36 +1,113 @@
-"""A part's hooks leave nothing behind in the process that runs them.
+"""A run computes as a new process would, and leaves nothing behind in the process that runs it.
 
-A hook may draw from any generator and change torch's settings. If such a change lasted, the next client on the same
-worker would inherit it, and the results would depend on which worker served which client.
+A script, a notebook or a module at its import may have changed torch's settings, and a hook may do so in a run. Then
+the results would depend on who has called rayfed, or on which worker served which client. So each setting that can
+change a bit has its usual value while a run computes: the value that it has in a new process, such as that of
+`rayfed run`. It has its own value again afterwards.
+
+None of these settings is a choice of the experiment. What an experiment chooses is in its job: `train.precision` (bf16
+and TF32), `ray.num_cpus` (threads). A model that wants another dtype converts its own weights and inputs. On a GPU the
+usual values are those with which CUDA gives the same bits each time. Warnings and the log change no bits: they stay as
+they are. So do variables of the environment, which torch reads when it is imported.
 """
 
+import logging
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.modules import module as of_modules
 from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
+from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
+
+from rayfed.base.errors import InputError
+
+log = logging.getLogger(__name__)
+
+TINY = sys.float_info.min  # half of it is denormal
+KEPT = object()  # in place of a usual value: the setting is only restored
 
 # torch 2.9 and later has a precision for each kind of operation. torch 2.7 and 2.8 has only the older
 # switches. What asks for this name can go once pyproject.toml asks for torch 2.9.
 HAS_PRECISIONS = hasattr(torch.backends.cudnn, "conv")
-TINY = sys.float_info.min  # half of it is denormal
+# Where torch keeps how it may round float32: for all operations, for a library, for one operation of a library.
+PRECISIONS = (
+    ("generic", "all"),
+    ("cuda", "all"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("cuda", "matmul"),
+    ("mkldnn", "all"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("mkldnn", "matmul"),
+)
+ROUNDED = PRECISIONS if HAS_PRECISIONS else ()
+Rounding = tuple[str | None, bool | None, tuple[str, ...]]
+# torch's older switches for products and for cuDNN, and the newer ones in the order of `PRECISIONS`.
+_USUAL = ("none", "none", "tf32", "tf32", "none", "none", "none", "none", "none")
+_ON_GPU = ("none", "none", "ieee", "ieee", "ieee", "none", "none", "none", "ieee")
+USUAL_ROUNDING: Rounding = ("highest", True, _USUAL[: len(ROUNDED)])
+ROUNDING_ON_GPU: Rounding = ("highest", False, _ON_GPU[: len(ROUNDED)])
 
 
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A setting of the process, or of the calling thread."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    usual: Any = KEPT  # as in a new process
+    on_gpu: Any = KEPT  # where the work is done on a GPU and the usual value is another there
+
+
+def _attribute(owner: Any, name: str, usual: Any, on_gpu: Any = KEPT) -> Setting:
+    return Setting(
+        f"{getattr(owner, '__name__', owner)}.{name}",
+        lambda: getattr(owner, name),
+        lambda value: setattr(owner, name, value),
+        usual,
+        on_gpu,
+    )
+
+
+def _newer() -> list[Setting]:
+    """Settings that older versions of torch do not have."""
+    products, one_dnn = torch.backends.cuda.matmul, torch.backends.mkldnn
+    found = [_attention(kind) for kind in ("flash", "mem_efficient", "math", "cudnn")]
+    for owner, name, usual in (
+        (products, "allow_fp16_reduced_precision_reduction", True),
+        (products, "allow_bf16_reduced_precision_reduction", True),
+        (products, "allow_fp16_accumulation", False),
+        (one_dnn, "deterministic", False),
+    ):
+        try:
+            getattr(owner, name)
+        except AttributeError:
+            continue
+        found.append(_attribute(owner, name, usual))
+    if hasattr(torch._C, "_get_nnpack_enabled"):
+        found.append(
+            Setting("NNPACK", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True)
+        )
+    return found
 
 
 def _flushes_denormals() -> bool:
-    return (
-        TINY / 2 == 0.0
-    )  # torch does not tell; the setting is the thread's, so it holds for Python's floats too
+    # torch does not tell; the setting is the thread's, so it holds for Python's floats too
+    return TINY / 2 == 0.0
 
 
 def _determinism() -> tuple[bool, bool]:
@@ -41,74 +118,241 @@ def _determinism() -> tuple[bool, bool]:
 
 
 def _set_determinism(value: tuple[bool, bool]) -> None:
-    if (
-        value != _determinism()
-    ):  # torch's function imports its compiler: 80 MB and two seconds in each process
+    # torch's function imports its compiler: 80 MB and two seconds in each process
+    if value != _determinism():
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-def _contents(table: MutableMapping[Any, Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def _rounding() -> Rounding:
+    """The older switches are None where torch refuses to tell, as the newer ones disagree with them."""
+    try:
+        of_products: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        of_products = None
+    try:
+        of_cudnn: bool | None = torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        of_cudnn = None
+    newer = [torch._C._get_fp32_precision_getter(*place) for place in ROUNDED]
+    return of_products, of_cudnn, tuple(newer)
+
+
+def _set_rounding(value: Rounding) -> None:
+    of_products, of_cudnn, newer = value
+    if of_products is not None:
+        torch.set_float32_matmul_precision(of_products)
+    if of_cudnn is not None:
+        torch._C._set_cudnn_allow_tf32(of_cudnn)
+    for (library, operation), precision in zip(ROUNDED, newer, strict=True):
+        torch._C._set_fp32_precision_setter(library, operation, precision)
+
+
+def _autocast(device: str, dtype: torch.dtype) -> list[Setting]:
+    return [
+        Setting(
+            f"autocast on {device}",
+            lambda: torch.is_autocast_enabled(device),
+            lambda on: torch.set_autocast_enabled(device, on),
+            usual=False,
+        ),
+        Setting(
+            f"dtype of autocast on {device}",
+            lambda: torch.get_autocast_dtype(device),
+            lambda value: torch.set_autocast_dtype(device, value),
+            usual=dtype,
+        ),
+    ]
+
+
+def _autocast_depth() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _set_autocast_depth(value: int) -> None:
+    """Within a context of autocast, torch keeps weights that it has cast, also those that have changed since."""
+    torch.clear_autocast_cache()
+    while _autocast_depth() > value:
+        torch.autocast_decrement_nesting()
+    while _autocast_depth() < value:
+        torch.autocast_increment_nesting()
+
+
+def _attention(kind: str) -> Setting:
+    of_cuda = torch.backends.cuda
+    return Setting(
+        f"attention by {kind}",
+        getattr(of_cuda, f"{kind}_sdp_enabled"),
+        getattr(of_cuda, f"enable_{kind}_sdp"),
+        usual=True,
+    )
+
+
+def _contents(table: MutableMapping[Any, Any], name: str, usual: Any = KEPT) -> Setting:
     def write(before: dict[Any, Any]) -> None:
         if dict(table) != before:
             for key in table.keys() - before.keys():
                 del table[key]
             table.update(before)
 
-    return lambda: dict(table), write
+    return Setting(name, lambda: dict(table), write, usual)
 
 
-def _depth(stack: Callable[[], list[Any]]) -> tuple[Callable[[], int], Callable[[int], None]]:
+def _depth(name: str, stack: Callable[[], list[Any]]) -> Setting:
     def write(before: int) -> None:
         for mode in reversed(stack()[before:]):
             mode.__exit__(None, None, None)
 
-    return lambda: len(stack()), write
+    return Setting(name, lambda: len(stack()), write)
 
 
-def _switches_of_tf32() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """How cuDNN's use of TF32 is read and written."""
-    if not HAS_PRECISIONS:
-        return [_attribute(torch.backends.cudnn, "allow_tf32")]
-    backends: Any = torch.backends
-    return [
-        _attribute(backends.cudnn.conv, "fp32_precision"),
-        _attribute(backends.cudnn.rnn, "fp32_precision"),
-    ]
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
-# How each setting is read and written.
-SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (
+ENVIRONMENT = _contents(os.environ, "environment")
+
+# The order counts: the default device is a mode below all others.
+SETTINGS: tuple[Setting, ...] = (
+    Setting("threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    Setting(
+        "default device",
         lambda: torch.empty(0).device,
-        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+        _set_default_device,
+        torch.device("cpu"),
     ),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (_determinism, _set_determinism),
-    _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    *_switches_of_tf32(),
-    _attribute(torch.backends.mkldnn, "enabled"),
-    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
-    (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
-    (_flushes_denormals, torch.set_flush_denormal),
-    (random.getstate, random.setstate),
-    (np.random.get_state, np.random.set_state),
-    (np.geterr, lambda found: np.seterr(**found)),
-    _contents(os.environ),
+    Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
+    Setting("float32", _rounding, _set_rounding, USUAL_ROUNDING, ROUNDING_ON_GPU),
+    Setting("determinism", _determinism, _set_determinism, (False, False), (True, False)),
+    _attribute(torch.utils.deterministic, "fill_uninitialized_memory", True, False),
+    _attribute(torch.backends.cudnn, "enabled", True),
+    _attribute(torch.backends.cudnn, "benchmark", False),
+    _attribute(torch.backends.cudnn, "deterministic", False),
+    _attribute(torch.backends.mkldnn, "enabled", True),
+    *_newer(),
+    Setting(
+        "the fast path of transformers",
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
+        True,
+    ),
+    *_autocast("cpu", torch.bfloat16),
+    *_autocast("cuda", torch.float16),
+    Setting(
+        "autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True
+    ),
+    Setting("depth of autocast", _autocast_depth, _set_autocast_depth, 0),
+    Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+        (False, True),
+    ),
+    Setting("denormal numbers", _flushes_denormals, torch.set_flush_denormal, False),
+    Setting("Python's generator", random.getstate, random.setstate),
+    Setting("NumPy's generator", np.random.get_state, np.random.set_state),
+    Setting(
+        "NumPy's errors",
+        np.geterr,
+        lambda found: np.seterr(**found),
+        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
+    Setting("NumPy's buffer", np.getbufsize, np.setbufsize, 8192),
+    ENVIRONMENT,
     *(
-        _contents(hooks)
+        _contents(hooks, name, {})
         for name, hooks in vars(of_modules).items()
         if name.startswith("_global") and "hooks" in name
     ),
-    _attribute(of_modules, "_global_is_full_backward_hook"),
-    _depth(
-        _get_current_function_mode_stack
-    ),  # after the default device, which is a mode below all others
-    _depth(_get_current_dispatch_mode_stack),
+    _attribute(of_modules, "_global_is_full_backward_hook", None),
+    _depth("function modes", _get_current_function_mode_stack),
+    _depth("dispatch modes", _get_current_dispatch_mode_stack),
 )
+
+
+def set_usual(device: torch.device) -> None:
+    """Give each setting its usual value for work on a device."""
+    for setting in SETTINGS:
+        wanted = setting.usual
+        if device.type == "cuda" and setting.on_gpu is not KEPT:
+            wanted = setting.on_gpu
+        if wanted is not KEPT and setting.read() != wanted:
+            setting.write(wanted)
+
+
+_running = threading.Lock()  # held by the thread whose run is under way in this process
+_holder = ""  # what that run is called
+_holding_thread: int | None = None
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Compute as in a process of its own: with torch's usual settings, and with no other run at the same time.
+
+    Generators and most settings belong to the process. So where another thread's run is under way, this one waits for
+    its end, and says so. Raises `InputError` where this thread itself is in a run. At the end everything is as before,
+    except the environment.
+    """
+    global _holder, _holding_thread
+    if _holding_thread == threading.get_ident():
+        raise InputError(
+            f"{name} cannot begin within {_holder}, which is under way in this thread: both would use this process's "
+            "generators and settings; begin it before or after, or in a process of its own (subprocess)"
+        )
+    if not _running.acquire(blocking=False):
+        log.warning(
+            "%s waits for the end of %s, which is under way in another thread of this process; to have runs at the "
+            "same time, give each a process of its own, or make them a grid",
+            name,
+            _holder,
+        )
+        _running.acquire()
+    try:
+        _holder, _holding_thread = name, threading.get_ident()
+        with _usual():
+            yield
+    finally:
+        _holder, _holding_thread = "", None
+        _running.release()
+
+
+@contextmanager
+def _usual() -> Iterator[None]:
+    """Usual settings for the context, and no modes; at the end everything is as before, except the environment."""
+    with ExitStack() as stack:
+        # Gradients cannot be computed in inference mode, whatever the setting of gradients is.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(_without_modes())
+        before = [(setting, setting.read()) for setting in SETTINGS if setting is not ENVIRONMENT]
+        with torch.random.fork_rng(devices=[]):
+            try:
+                set_usual(torch.device("cpu"))
+                yield
+            finally:
+                for setting, value in before:
+                    setting.write(value)
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Without the modes that are in force in this thread, such as `with torch.device("cuda")`."""
+    device_mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    function_modes = [
+        mode for mode in _get_current_function_mode_stack() if mode is not device_mode
+    ]
+    dispatch_modes = list(_get_current_dispatch_mode_stack())
+    for _ in function_modes:
+        _pop_function_mode()
+    for _ in dispatch_modes:
+        _pop_dispatch_mode()
+    try:
+        yield
+    finally:
+        for mode in dispatch_modes:
+            _push_dispatch_mode(mode)
+        for mode in function_modes:
+            _push_function_mode(mode)
 
 
 @contextmanager
@@ -149,32 +393,38 @@ def in_tf32(on: bool) -> Iterator[None]:
             set_tf32(False)
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed Python's, NumPy's and torch's generators; those of other devices are left alone."""
+    random.seed(seed)
+    # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
+    np.random.seed([1, seed % 2**32, seed >> 32])
+    # torch.manual_seed takes a millisecond: it asks every kind of device
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
-    """Python's, NumPy's and torch's generators are seeded; they, torch's settings, hooks and modes, and the environment
-    are restored at the end.
+    """Seed the generators and give each setting its usual value; restore all of them at the end.
+
+    So are restored torch's hooks and modes, and the environment.
 
     With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long for them, and the
     gradients of a client with few classes are soon so small. torch sets that for the calling thread alone.
     """
-    before = [read() for read, _ in SETTINGS]
+    before = [setting.read() for setting in SETTINGS]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        random.seed(seed)
-        # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
-        np.random.seed([1, seed % 2**32, seed >> 32])
-        torch.set_flush_denormal(flush)
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed takes a millisecond: it asks every kind of device
-        if devices:
-            torch.cuda.manual_seed(seed)
         try:
+            set_usual(device)
+            seed_generators(seed, device)
+            torch.set_flush_denormal(flush)
             yield
         except SystemExit as error:
             raise RuntimeError(
                 f"a hook has ended Python ({error!r}); it should raise an exception instead"
             ) from error
         finally:
-            for (_, write), value in zip(SETTINGS, before, strict=True):
-                write(value)
+            for setting, value in zip(SETTINGS, before, strict=True):
+                setting.write(value)

@@ -22,6 +22,8 @@ class Purpose(IntEnum):
     TELL = 11
     HELD_OUT = 12
     TUNE = 13  # a client's own model, after the run
+    EVALUATION = 14  # what a model draws when it is evaluated or measured
+    OPEN = 15  # what reading the data, and building and checking the model, draw
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rayfed.rounds.own import OwnRow
 
 MOST_NAMED = 50
-HEAD_NAMED = ["run", "clients", "name", "own labels", "all labels", "own labels, tuned"]
+HEAD_NAMED = ["run", "clients", "client", "name", "own labels", "all labels", "own labels, tuned"]
 HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "all labels"]
 
 
@@ -76,7 +76,13 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
                 ]
                 if row.name is not None:
                     of_named.append(
-                        [shown(folder), which, row.name, *(f"{100 * value:.1f}" for value in each)]
+                        [
+                            shown(folder),
+                            which,
+                            str(row.client),
+                            row.name,
+                            *(f"{100 * value:.1f}" for value in each),
+                        ]
                     )
     print_table(HEAD, lines)
     if of_named:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rayfed.base.errors import InputError, RunFailed
+from rayfed.base.errors import InputError, RunFailed, harmless
 from rayfed.screen.options import (
     Overrides,
     complete_run,
@@ -109,19 +109,22 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=complete_run)
 @click.option("--round", type=int, required=True, help="The round, from 1 on.")
-@click.option("--client", type=int, required=True, help="A client that was in it.")
+@click.option("--client", required=True, help="A client that was in it, by its number or name.")
 @click.option("--debug", is_flag=True, help="Open Python's debugger where the client fails.")
-def replay(run: Path, round: int, client: int, debug: bool) -> None:
+def replay(run: Path, round: int, client: str, debug: bool) -> None:
     """Train one client of a run's round again.
 
     In this process, without Ray, from the same weights and with the same random numbers: to see what the client did, or
     why it failed. The rounds since the checkpoint before that round are played again first.
+
+    Where a client's name in the data is another client's number, give number:2 or name:2.
 
     \b
     Example:
       rayfed replay runs/quickstart --round 7 --client 10
     """
     from rayfed import experiment
+    from rayfed.folder.tables import read_table
 
     try:
         row, recorded = experiment.replay(run, round, client)
@@ -129,8 +132,11 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
         if debug and isinstance(error, RunFailed):
             pdb.post_mortem((error.__cause__ or error).__traceback__)
         raise
+    table = read_table(run, "partition").to_pydict()
+    name = dict(zip(table["client"], table["name"], strict=True)).get(row.client)
+    named = "" if name is None else f" (named '{harmless(name)}')"
     print(
-        f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s"
+        f"client {row.client}{named}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s"
     )
     if recorded is not None:
         other = (

@@ -27,6 +27,7 @@ from rayfed.base.errors import (
 )
 from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
+from rayfed.data.naming import to_ask_for
 from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Folders
@@ -323,5 +324,6 @@ class Keeper:
         if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
             yield "the run has ended in the same way before, so to resume it unchanged would not help"
         if isinstance(error, RunFailed) and error.client is not None:
-            place = f"{self.path} --round {error.round} --client {error.client}"
+            client = to_ask_for(error.client, self._site.federation.client_names)
+            place = f"{self.path} --round {error.round} --client {client}"
             yield f"to see it again, in this process: rayfed replay {place}"

@@ -6,7 +6,7 @@ It is all a function of the run's site, the round's broadcast and the client: an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayfed.base.errors import Diverged
-from rayfed.base.isolation import in_tf32, isolated
+from rayfed.base.isolation import in_tf32, isolated, seed_generators
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
+from rayfed.data.federation import EVALUATION_BATCH
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.checks import a_term, two_values
@@ -117,7 +118,8 @@ class Desk:
     ) -> tuple[dict[str, float], np.ndarray | None]:
         """What the job measures in this round at a client: notes, and the confusion (C, C) of its model."""
         names = self.site.job.measures(client.round)
-        if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
+        chosen = self.site.measured_clients
+        if not names or (chosen and client.id not in chosen):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
         before = self._once(client.weights) if own else self._look_at_global
@@ -210,9 +212,12 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     seconds = time.perf_counter() - started
     if "drift" in site.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
-    numbers, confusion = desk.measured(
-        view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept))
-    )
+    numbers: dict[str, float] = {}
+    confusion = None
+    if site.job.measures(broadcast.round):
+        with _looking(site):
+            own_models = before_and_after(parts, (view.weights, memory), (trained, kept))
+            numbers, confusion = desk.measured(view, fit, own, own_models)
     row = ClientRow(
         client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers
     )
@@ -241,13 +246,31 @@ def _isolated(
     )  # of several threads, only one would flush
 
 
+def _looking(site: Site) -> AbstractContextManager[None]:
+    """As hooks are isolated in training, a model is that is only looked at; `_test_batches` seeds its draws."""
+    return isolated(seed_of(site.job.seed, Purpose.EVALUATION), site.device)
+
+
+def _test_batches(site: Site, rows: np.ndarray, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of test images `rows`, the first of which is the image `first` of those that are looked at.
+
+    The generators are seeded before each batch, by its first image. So what a model draws does not depend on the
+    ranges of images that a worker is given, nor on what was computed before.
+    """
+    batches = site.federation.batches(site.federation.test, rows, site.device)
+    for number, batch in enumerate(batches):
+        place = first + number * EVALUATION_BATCH
+        seed_generators(seed_of(site.job.seed, Purpose.EVALUATION, place), site.device)
+        yield batch
+
+
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
     started, test = time.perf_counter(), site.federation.test
     loss, predictions, overconfidence = 0.0, [], np.zeros(metrics.BINS)
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
-    with torch.no_grad():
-        for images, labels in site.federation.batches(test, rows, site.device):
+    with _looking(site), torch.no_grad():
+        for images, labels in _test_batches(site, rows, start):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             confidence, predicted = (
@@ -266,7 +289,8 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
     """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
     try:
-        return _see(site, model, slice(start, stop)).activations
+        with _looking(site):
+            return _see(site, model, slice(start, stop)).activations
     except Exception as error:
         measures.warn_of_failure("drift", error)
         return None
@@ -279,8 +303,8 @@ def sample(site: Site) -> np.ndarray:
     )
 
 
-def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
-    batches = site.federation.batches(site.federation.test, sample(site)[some], site.device)
+def _see(site: Site, model: nn.Module, some: slice = slice(0, None)) -> Seen:
+    batches = _test_batches(site, sample(site)[some], some.start)
     return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
 
 

@@ -140,15 +140,8 @@ def refuse_absent(
     layers: Sequence[str],
     model: nn.Module,
     inputs: Inputs,
-    clients: Sequence[int],
-    num_clients: int,
 ) -> None:
-    """Raises `InputError` for a layer or a client that is not there, and for a layer that cannot be measured."""
-    absent = [client for client in clients if not 0 <= client < num_clients]
-    if absent:
-        raise InputError(
-            f"measure_clients: there is no client {absent[0]}; the clients are 0 to {num_clients - 1}"
-        )
+    """Raises `InputError` for a layer that is not there, or cannot be measured."""
     names = [name for name, _ in model.named_modules() if name]
     for layer in layers:
         if layer not in names:

@@ -74,7 +74,9 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         num_examples = site.federation.num_examples(client)
         p = site.federation.label_counts(client) / num_examples
         memory = workers.recall(last.memories[client]) if client in last.memories else None
-        own = _own_weights(desk, parts, desk.broadcast.read_memory(memory))
+        seed = seed_of(site.job.seed, Purpose.EVALUATION, last.round, client)
+        with isolated(seed, site.device):
+            own = _own_weights(desk, parts, desk.broadcast.read_memory(memory))
         model = with_weights(site.model, {**desk.broadcast.weights, **own})
         accuracy, by_class = _measured(site, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)

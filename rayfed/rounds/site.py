@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from rayfed.base.errors import InputError
-from rayfed.base.isolation import threads
+from rayfed.base.isolation import isolated, threads
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import held_out
 from rayfed.clients.trace import Trace, open_trace
 from rayfed.data.federation import Federation, Read, open_federation
+from rayfed.data.naming import number_of
 from rayfed.job import Job
 from rayfed.methods.checks import doubts
 from rayfed.methods.part import all_parts
@@ -46,6 +47,12 @@ class Site:
         return held_out(self.job.clients, self.job.seed, self.federation.num_clients)
 
     @cached_property
+    def measured_clients(self) -> frozenset[int]:
+        """The clients to measure, where not all of a round are."""
+        names, count = self.federation.client_names, self.federation.num_clients
+        return frozenset(number_of(asked, names, count) for asked in self.job.measure_clients)
+
+    @cached_property
     def population(self) -> tuple[int, float]:
         """The number of clients that train, and their mean number of images."""
         sizes = np.delete(self.federation.partition.sizes, self.held_out)
@@ -53,7 +60,16 @@ class Site:
 
 
 def open_site(job: Job, read: Read | None = None) -> Site:
-    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
+    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job.
+
+    What the user's functions draw for the data is the same each time, whatever the job's seed: the data of all seeds
+    are the same.
+    """
+    with isolated(seed_of(0, Purpose.OPEN), torch.device("cpu")):
+        return _open_site(job, read)
+
+
+def _open_site(job: Job, read: Read | None) -> Site:
     federation = open_data(job, read)
     inputs = federation.inputs
     if (
@@ -76,9 +92,9 @@ def open_site(job: Job, read: Read | None = None) -> Site:
         )
         adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
     refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
-    measures.refuse_absent(
-        job.measure_layers, model, inputs, job.measure_clients, federation.num_clients
-    )
+    for asked in job.measure_clients:
+        number_of(asked, federation.client_names, federation.num_clients, "measure_clients")
+    measures.refuse_absent(job.measure_layers, model, inputs)
     for part in all_parts(job.method):
         part.check(model)
     train = job.train

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Part, parts_at
 from rayfed.rounds.client_work import Reply
 from rayfed.rounds.site import Site
@@ -99,6 +101,20 @@ def refuse_other_bits(
         f"whom, and on where a run is resumed. {names} keeps something from client to client (a global, an attribute "
         "of a class, a generator of its own, a patched function): give it back as memory or state, and draw from "
         "torch's generator; to have no check: ray.check_repeat = false"
+    )
+
+
+def refuse_other_numbers(own: Sequence[nn.Module], first: Evaluation, again: Evaluation) -> None:
+    """Raises `BrokenContract` where a model, looked at again on the same images, gives other numbers."""
+    same_answers = np.array_equal(first.confusion, again.confusion)
+    if same_answers and first.loss.hex() == again.loss.hex():
+        return
+    names = " or ".join(dict.fromkeys(map(_name, own)))
+    raise BrokenContract(
+        f"the evaluation: on the same test images, the same model gives other outputs the second time. {names} keeps "
+        "something from one forward pass to the next (a global, an attribute of a class, a generator of its own): keep "
+        "it in the model's buffers, and draw from torch's generator, which rayfed seeds; to have no check: "
+        "ray.check_repeat = false"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayfed.base.isolation import set_usual
 from rayfed.base.noted import at
 from rayfed.rounds import client_work
 from rayfed.rounds.client_work import Broadcast, Desk, Reply
@@ -24,7 +25,14 @@ from rayfed.runtime.hardware import (
     make_cuda_repeatable,
     refuse_tf32,
 )
-from rayfed.runtime.repeat import Bits, bits_of, refuse_other_bits, users_caches, users_own
+from rayfed.runtime.repeat import (
+    Bits,
+    bits_of,
+    refuse_other_bits,
+    refuse_other_numbers,
+    users_caches,
+    users_own,
+)
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import with_weights
@@ -35,6 +43,9 @@ class Worker:
     """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
+        # On an actor, a module of the user's may have changed the settings when it was imported with the site.
+        set_usual(device)
+        torch.set_num_threads(site.job.ray.threads)
         keep_freed_memory()
         if site.job.train.precision == "tf32":
             refuse_tf32(device)
@@ -46,6 +57,9 @@ class Worker:
             site = replace(site, model=model, device=device)
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
+        # The modules of the user's, until their numbers of test images were compared with those of a second look.
+        self._users_modules = [one for one in users_own(self.site, 1) if isinstance(one, nn.Module)]
+        self._looks_twice = site.job.ray.check_repeat
         self._model: nn.Module | None = None  # for the clients to train
         self._seen: dict[
             int, Seen
@@ -125,10 +139,25 @@ class Worker:
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
-        work = client_work.evaluate if look == "evaluation" else client_work.activations
+        values = unpack(weights, copy=False)
         with at(f"the {look}"), advising():
-            model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
-            return [work(self.site, model, start, stop) for start, stop in pieces]
+            model = with_weights(self.site.model, values).eval()
+            found = [self._look(model, piece, look) for piece in pieces[:1]]
+            for piece in pieces[1:]:
+                # A module of the user's may keep something: each piece has a copy, so that it has the same numbers
+                # whichever worker gets it.
+                if self._users_modules:
+                    model = with_weights(self.site.model, values).eval()
+                found.append(self._look(model, piece, look))
+            if self._users_modules and self._looks_twice and look == "evaluation":
+                self._looks_twice = False
+                again = self._look(with_weights(self.site.model, values).eval(), pieces[0], look)
+                refuse_other_numbers(self._users_modules, found[0], again)
+            return found
+
+    def _look(self, model: nn.Module, piece: Piece, look: Look) -> Any:
+        work = client_work.evaluate if look == "evaluation" else client_work.activations
+        return work(self.site, model, *piece)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from rayfed.base.errors import InputError, RunFailed, Torn
+from rayfed.base.isolation import alone
 from rayfed.base.storage import Folder
 from rayfed.experiment import job_of
 from rayfed.folder.checkpoint import BEST, ORIGIN
@@ -22,7 +23,7 @@ from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.saved import Saved, read_saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
-from rayfed.job import differences, other_lineage
+from rayfed.job import Job, differences, other_lineage
 from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.workers import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
@@ -64,6 +65,11 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
         raise InputError(
             f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml"
         )
+    with alone(f"the check of '{folder}'"):
+        yield from _checks(folder, job, every=every, clients=clients)
+
+
+def _checks(folder: Path, job: Job, *, every: bool, clients: int) -> Iterator[Check]:
     began, summary = read_environment(folder), read_summary(folder)
     _refuse_misshapen(folder / "environment.json", began, Environment)
     _refuse_misshapen(folder / "summary.json", summary, Summary)

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rayfed.base.errors import InputError
 from rayfed.data.federation import federate
 from rayfed.data.inputs import Images
+from rayfed.data.naming import number_of, to_ask_for
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
 from rayfed.papers.panels import save
@@ -105,3 +107,39 @@ def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clien
     path = tmp_path / f"p.{suffix}"
     save(partition, path, cells, [f"c{i}" for i in range(num_classes)], num_clients)
     assert path.read_bytes().startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "number"),
+    [
+        (1, (), 1),
+        ("1", (), 1),
+        ("number:1", (), 1),
+        ("b", ("a", "b", "c"), 1),
+        ("0", ("0", "1", "2"), 0),
+        ("20", ("10", "20", "30"), 1),
+        ("number:2", ("1", "2", "3"), 2),
+        ("name:2", ("1", "2", "3"), 1),
+        ("3", ("1", "2", "3"), 2),
+        ("0", ("1", "2", "3"), 0),
+    ],
+)
+def test_a_client_is_known_by_number_and_name(asked, names, number):
+    assert number_of(asked, names, 3) == number
+    assert number_of(to_ask_for(number, names), names, 3) == number
+
+
+@pytest.mark.parametrize("asked", [2, "2"])
+def test_a_number_that_is_another_clients_name_is_refused_with_both_readings(asked):
+    says = (
+        "measure_clients: client 2: number 2 is the client named '3', and the client named '2' has number 1; give "
+        "number:2 or name:2"
+    )
+    with pytest.raises(InputError, match=f"^{says}$"):
+        number_of(asked, ("1", "2", "3"), 3, "measure_clients")
+
+
+@pytest.mark.parametrize(("asked", "names"), [("3", ()), (-1, ()), ("x", ("a", "b", "c"))])
+def test_a_client_that_is_not_there_is_refused(asked, names):
+    with pytest.raises(InputError, match=f"there is no client {asked}; the clients are 0 to 2"):
+        number_of(asked, names, 3)

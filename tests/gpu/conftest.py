@@ -36,10 +36,10 @@ def gpu(monkeypatch):
     monkeypatch.setenv(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
     )  # tests that use cuBLAS without a worker may come first
-    before = [read() for read, _ in SETTINGS]
+    before = [setting.read() for setting in SETTINGS]
     yield
-    for (_, write), value in zip(SETTINGS, before, strict=True):
-        write(value)
+    for setting, value in zip(SETTINGS, before, strict=True):
+        setting.write(value)
 
 
 @pytest.fixture

@@ -436,8 +436,8 @@ def test_a_layer_without_one_output_per_forward_pass_is_refused(layer, why):
     with pytest.raises(
         InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"
     ):
-        measures.refuse_absent([layer], Odd(), Images((1, 2, 2)), [], 1)
-    measures.refuse_absent(["net"], Odd(), Images((1, 2, 2)), [], 1)
+        measures.refuse_absent([layer], Odd(), Images((1, 2, 2)))
+    measures.refuse_absent(["net"], Odd(), Images((1, 2, 2)))
 
 
 def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():

@@ -1,19 +1,33 @@
 """A part that changes the model or the process harms no other client, wherever and in whatever order clients train."""
 
 import copy
+import logging
 import random
+import threading
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from rayfed.base.errors import RunFailed
-from rayfed.base.isolation import HAS_PRECISIONS, SETTINGS
+from rayfed.base.errors import InputError, RunFailed
+from rayfed.base.isolation import (
+    ENVIRONMENT,
+    HAS_PRECISIONS,
+    KEPT,
+    ROUNDING_ON_GPU,
+    SETTINGS,
+    USUAL_ROUNDING,
+    alone,
+    set_tf32,
+)
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
+from rayfed.rounds.site import open_site
 from rayfed.runtime.this_process import ThisProcess
+from rayfed.tensors.weights import state_of
 
 
 def refuse_tf32(model):
@@ -78,7 +92,7 @@ class Backwards(ThisProcess):
 @pytest.mark.parametrize("what", HARMS)
 def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
     def settings():
-        return [repr(read()) for read, _ in SETTINGS]
+        return [repr(setting.read()) for setting in SETTINGS]
 
     site, before = make_site(compose(Harm((what,))), norm=True, num_rounds=2), settings()
     run = [bits(round) for round in play(site)]
@@ -178,3 +192,160 @@ class Grow(Part):
         if client == 3:
             batch.model.register_parameter("extra", nn.Parameter(torch.zeros(1)))
         return None
+
+
+AMBIENT = {  # what a script may have in force around `rayfed.run`
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "a device": lambda: torch.device("meta"),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    "NumPy's errors": lambda: np.errstate(all="raise"),
+}
+
+
+@pytest.mark.parametrize("what", AMBIENT)
+def test_what_is_in_force_around_a_run_changes_no_bit_and_is_in_force_again(
+    what, make_site, play, bits
+):
+    site = make_site(fedavg(), norm=True, num_rounds=2)
+    expected = [bits(round) for round in play(site)]
+    with AMBIENT[what]():
+        before = [repr(setting.read()) for setting in SETTINGS]
+        with alone("a run"):
+            run = [bits(round) for round in play(site)]
+        assert [repr(setting.read()) for setting in SETTINGS] == before
+    assert run == expected
+
+
+@pytest.mark.parametrize("what", sorted({*HARMS} - {"freezes", "hooks", "modules", "weights"}))
+def test_what_a_script_has_set_is_usual_in_a_run_and_as_before_after_it(what):
+    """The number of threads is the job's; generators are seeded where user's code runs."""
+    at_first = [setting.read() for setting in SETTINGS]
+    try:
+        HARMS[what](None)
+        before = [repr(setting.read()) for setting in SETTINGS]
+        with alone("a run"):
+            unusual = [s.name for s in SETTINGS if s.usual is not KEPT and s.read() != s.usual]
+            assert unusual == []
+            torch.rand(3), random.random(), np.random.rand(3)
+        assert [repr(setting.read()) for setting in SETTINGS] == before
+    finally:
+        for setting, value in zip(SETTINGS, at_first, strict=True):
+            setting.write(value)
+
+
+def test_rounding_on_a_gpu_is_as_tf32_switched_off_leaves_it():
+    (rounding,) = (setting for setting in SETTINGS if setting.usual == USUAL_ROUNDING)
+    with alone("a run"):
+        set_tf32(False)
+        assert rounding.read() == ROUNDING_ON_GPU
+        if HAS_PRECISIONS:
+            torch.backends.fp32_precision = "tf32"  # the older switches cannot be read any more
+    assert rounding.read() == USUAL_ROUNDING
+
+
+def test_a_run_leaves_the_environment_that_libraries_have_set(monkeypatch):
+    with alone("a run"):
+        monkeypatch.setenv("RAYFED_SET", "1")
+    assert ENVIRONMENT.read()["RAYFED_SET"] == "1"
+
+
+class Drawing(nn.Linear):
+    """Draws in its forward pass, also in evaluation."""
+
+    def forward(self, features):
+        noise = torch.randn(()) + random.random() + np.random.rand()
+        return super().forward(features) * (1 + noise)
+
+
+class CountingAlways(nn.Linear):
+    """What it gives depends on how many forward passes its class has made."""
+
+    made: ClassVar = [0]
+
+    def forward(self, features):
+        self.made[0] += 1
+        return super().forward(features) * self.made[0]
+
+
+def with_head(site, kind):
+    model = copy.deepcopy(site.model)
+    model.head = kind(model.head.in_features, model.head.out_features)
+    return replace(site, model=model)
+
+
+@pytest.mark.parametrize("kind", [Drawing, Counting])
+def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_site):
+    site = with_head(make_site(fedavg()), kind)
+    weights = state_of(site.model)
+
+    def losses(pieces):
+        found = ThisProcess(site).evaluate_pieces(weights, pieces, "evaluation")
+        return {piece: each.loss for piece, each in zip(pieces, found, strict=True)}
+
+    expected = losses([(0, 10), (10, 20), (20, 30)])
+    torch.rand(5), random.random(), np.random.rand(5)
+    assert losses([(20, 30), (10, 20)]) | losses([(0, 10)]) == expected
+
+
+def test_a_model_that_keeps_something_between_evaluations_is_refused(make_site):
+    site = with_head(make_site(fedavg()), CountingAlways)
+    with pytest.raises(RunFailed, match=r"the evaluation: .*CountingAlways keeps something"):
+        next(ThisProcess(site).evaluate_pieces(state_of(site.model), [(0, 30)], "evaluation"))
+
+
+def test_runs_in_threads_of_one_process_wait_for_each_other(caplog):
+    order, entered, may_end = [], threading.Event(), threading.Event()
+
+    def first():
+        with alone("the run 'a'"):
+            entered.set()
+            may_end.wait(60)
+            order.append("a")
+
+    def second():
+        with alone("the run 'b'"):
+            order.append("b")
+
+    class Noticed(logging.Handler):
+        def emit(self, record):
+            may_end.set()
+
+    handler = Noticed()
+    logging.getLogger("rayfed.base.isolation").addHandler(handler)
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert entered.wait(60)
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    logging.getLogger("rayfed.base.isolation").removeHandler(handler)
+    assert order == ["a", "b"]
+    assert "the run 'b' waits for the end of the run 'a'" in caplog.text
+
+
+def test_a_run_within_a_run_is_refused_and_later_runs_are_not():
+    with alone("the run 'a'"):
+        with pytest.raises(InputError, match="the run 'b' cannot begin within the run 'a'"):
+            with alone("the run 'b'"):
+                pass
+    with alone("the run 'b'"):
+        pass
+
+
+def test_what_a_function_draws_for_the_data_is_the_same_in_each_run(monkeypatch):
+    from rayfed.rounds import site as of_site
+
+    drawn = []
+
+    def reads(job, read):
+        drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        raise InputError("enough")
+
+    monkeypatch.setattr(of_site, "open_data", reads)
+    for _ in range(2):
+        with pytest.raises(InputError, match="enough"):
+            open_site(None)
+    assert drawn[0] == drawn[1]

@@ -151,7 +151,8 @@ def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_r
     named = replace(site.job, model=replace(site.job.model, name="mine:hooked"))
     site = replace(site, job=named)
     with pytest.raises(
-        RunFailed, match=r"served again .* the model that your function makes keeps something"
+        RunFailed,
+        match=r"other outputs the second time\. the model that your function makes keeps something",
     ):
         list(rounds(site, ThisProcess(site)))
 
