@@ -2,12 +2,16 @@
 
 import os
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tomli_w
+import torch
 
 import rayfed
 from rayfed import Job
@@ -16,8 +20,17 @@ from rayfed.base.values import keys
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid.cells import Grid
-from rayfed.job import Model, Output, RayOptions, other_lineage, override, read_job, read_toml
-from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
+from rayfed.job import (
+    Model,
+    Output,
+    RayOptions,
+    differences,
+    other_lineage,
+    override,
+    read_job,
+    read_toml,
+)
+from rayfed.methods import Part, Proximal, compose, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
 from rayfed.rounds.site import open_data
@@ -263,3 +276,77 @@ def test_the_method_of_a_job_can_be_overridden_and_is_given_once(tmp_path):
         InputError, match="the method is given twice, as `method` and as 'method' in `overrides`"
     ):
         rayfed.run(job, {"name": "d", "method": "fedavg"}, method=fedntd())
+
+
+class Kind(Enum):
+    HARD = "hard"
+    SOFT = "soft"
+
+
+@dataclass(frozen=True)
+class Holds(Part):
+    """A part of the user's own with values of many types."""
+
+    anything: Any = 1
+    number: float = 1.0
+    count: int = 1
+    file: Path = Path("a")
+    kind: Kind = Kind.HARD
+    scales: tuple[float, ...] = (1.0,)
+    perhaps: float | None = None
+
+    def loss(self, batch, local):
+        return None
+
+
+def with_part(part):
+    return replace(read_job(QUICKSTART), method=compose(part))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "held"),
+    [
+        ("anything", np.float32(0.5), 0.5),
+        ("anything", np.int64(3), 3),
+        ("anything", np.bool_(True), True),
+        ("anything", {"a": [1, "b"]}, {"a": [1, "b"]}),
+        ("anything", float("inf"), float("inf")),
+        ("number", np.float32(0.5), 0.5),
+        ("count", np.int32(4), 4),
+        ("file", Path("/b/c"), Path("/b/c")),
+        ("kind", Kind.SOFT, Kind.SOFT),
+        ("scales", (0.5, 2.0), (0.5, 2.0)),
+        ("perhaps", None, None),
+    ],
+)
+def test_a_parts_value_is_the_same_after_the_job_was_written_and_read(field, value, held):
+    job = with_part(Holds(**{field: value}))
+    (part,) = (part for part in again(job).method if isinstance(part, Holds))
+    assert getattr(part, field) == held and type(getattr(part, field)) is type(held)
+    assert again(job).hash() == job.hash()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(abs, lambda x: x, torch.ones(2), np.ones(2), Path("x"), Kind.SOFT, {1}, 1j, b"x", None),
+        *(date(2026, 1, 1), timedelta(1), {1: 2}, [torch.float32], int, replace),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_a_job_cannot_record_is_refused_with_part_and_field(value):
+    with pytest.raises(InputError, match=r"^Holds\.anything"):
+        with_part(Holds(value))
+    with pytest.raises(InputError, match=r"^model\.(o|n|o\.0) = |^model\.o: the key 1"):
+        read_job(QUICKSTART, {"model": {"name": "mine:net", "o": value}})
+
+
+def test_a_number_that_is_no_number_does_not_make_a_job_another():
+    jobs = [
+        read_job(
+            QUICKSTART, {"model": {"name": "mine:net", "o": [float("nan")], "p": float("nan")}}
+        )
+        for _ in range(2)
+    ]
+    assert differences(jobs[0].lineage(), again(jobs[1]).lineage()) == []
+    assert differences({"o": float("nan")}, {"o": 1.0}) == ["o is nan there, 1.0 here"]

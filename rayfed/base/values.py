@@ -18,14 +18,18 @@ Traceback (most recent call last):
 rayfed.base.errors.InputError: Proximal.mu = -1: give 0 or more
 """
 
+import datetime
 import functools
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import PurePath
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge as Ge
@@ -114,18 +118,76 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
 
 
 def table(value: Any) -> dict[str, Any]:
-    """A dataclass as the plain table that `build` reads. None is left out: TOML cannot write it."""
-    plain = {}
+    """A dataclass as the plain table that `build` reads. None is left out: TOML cannot write it.
+
+    Raises `InputError`, with the field, for a value that a job cannot record.
+    """
+    plain: dict[str, Any] = {}
     for f in fields(value):
         item = getattr(value, f.name)
         form = _mark(type(value), f.name, Form)
         if form:
             plain[f.name] = form.write(item)
-        elif is_dataclass(item):
+        elif isinstance(item, Checked):
             plain[f.name] = table(item)
         elif item is not None:
-            plain[f.name] = item
+            plain[f.name] = _recorded(type(value), f.name, item)
+        elif _default(f, None) is not None:
+            where = f"{type(value).__name__}.{f.name}"
+            raise InputError(
+                f"{where} = None: a job cannot record None, and without a value the field has its default; make None "
+                "the default, or give another value"
+            )
     return plain
+
+
+def _recorded(cls: type, name: str, item: Any) -> Any:
+    """A field's value as a job file has it, from which the field is read again as it was."""
+    where = f"{cls.__name__}.{name}"
+    if not isinstance(item, PurePath | Enum):
+        return plain_value(item, where)
+    text = str(item) if isinstance(item, PurePath) else plain_value(item.value, where)
+    if _of_table(cls, name, text, text) != item:
+        raise InputError(_unrecorded(where, item))
+    return text
+
+
+def plain_value(value: Any, where: str) -> Any:
+    """A value of a table, as JSON and TOML both have it: tuples become lists, NumPy's numbers Python's.
+
+    Raises `InputError`, with `where`, for what a job cannot record.
+    """
+    value = _pythons(value)
+    if type(value) in (bool, int, float, str):
+        return value
+    if type(value) in (list, tuple):
+        return [plain_value(item, f"{where}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) is not str:
+                raise InputError(f"{where}: the key {told(key)} of a table is no text; give text")
+        return {key: plain_value(item, f"{where}.{key}") for key, item in value.items()}
+    raise InputError(_unrecorded(where, value))
+
+
+def _unrecorded(where: str, value: Any) -> str:
+    told_value = " ".join(told(value).split())
+    if isinstance(value, datetime.date | datetime.time):
+        return f"{where} = {value}: a job has no dates and times; give it as text, in quotes: '{value}'"
+    kind = type(value)
+    return (
+        f"{where} = {told_value}: a job cannot record this value, of the type {told(kind)}, and so a run could not be "
+        "resumed or checked; give numbers, text, true or false, or lists and tables of these: for a function its name, "
+        "or choose among functions of your module by a text"
+    )
+
+
+def _pythons(value: Any) -> Any:
+    """A single number or text of NumPy's as Python's; any other value as it is."""
+    is_numpys = type(value).__module__ == "numpy" and hasattr(value, "dtype")
+    if is_numpys and getattr(value, "ndim", None) == 0 and value.dtype.kind in "biufU":
+        return value.item()
+    return value
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:
@@ -286,18 +348,37 @@ def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str)
     )  # a tenth of a second to import, and `rayfed keys` needs none of it
 
     mistakes, ready = [], dict(values)
-    for name, value in values.items():
-        refuse_secrets(value, _join(where, name))
+    for name, given in values.items():
+        refuse_secrets(given, _join(where, name))
+        value = ready[name] = _pythons(given)
         adapter = _adapter(maker, name)
         if adapter is None:
             continue
         try:
             ready[name] = adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            mistakes += _explain(error.errors(), _join(where, name))
+            ready[name] = _of_table(maker, name, value, NEEDED)
+            if ready[name] is NEEDED:
+                mistakes += _explain(error.errors(), _join(where, name))
     if mistakes:
         raise InputError("\n".join(mistakes))
     return ready
+
+
+def _of_table(maker: Callable[..., Any], name: str, value: Any, default: Any) -> Any:
+    """A value that a table writes in a plain form, as its field holds it: a tuple, a path, an Enum's member.
+
+    `default` where that is no form of the field's type.
+    """
+    from pydantic import ValidationError
+
+    adapter = _adapter(maker, name)
+    if adapter is None or not isinstance(value, str | int | float | list):
+        return default
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except (TypeError, ValueError, ValidationError):
+        return default
 
 
 @functools.cache

@@ -82,6 +82,7 @@ def check_method(method: Any, optimizer: str = "sgd") -> None:
                 f"method = {told(parts)}: not a method; make one with compose(...), fedntd() and the like, or switch"
             )
     for part in all_parts(method):
+        table(part)  # raises where a job could not record it
         if part.needs_sgd and optimizer != "sgd":
             raise InputError(
                 f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' counts on steps that are "
