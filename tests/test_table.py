@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 import shutil
@@ -50,7 +51,11 @@ def made(tmp_path_factory):
     """A run of one round, to be given other names, seeds and accuracies."""
     path = tmp_path_factory.mktemp("runs")
     changes = {**TINY, "name": "a", "ray.mode": "off", "output.path": str(path)}
-    return read_run(rayfed.run("jobs/quickstart.toml", changes).path)
+    folder = rayfed.run("jobs/quickstart.toml", changes).path
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["no_better_than_a_guess"]  # of its one round, not of the numbers that it is given
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return read_run(folder)
 
 
 @pytest.fixture
@@ -151,7 +156,7 @@ def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_c
     assert ditto.difference.mean == pytest.approx(ours["ditto"] - ours["fedavg"])
 
     both = sheet([runs[0], made], "csv")  # the other run has an empty cell, in each form
-    column = both.head.index("personalised, mean of last 10 (%)")
+    column = both.head.index("personalised, mean of all 2 (%)")
     assert [line[column] for line in both.lines] == [f"{ours['fedavg']:.2f}", ""]
     assert [record["personalised"] for record in both.records] == [
         pytest.approx(ours["fedavg"]),
@@ -171,12 +176,14 @@ def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
         for setting in ("x", "y")
         for method in ("moon", "fedavg")
     ]
-    found = rows(runs, first="fedavg")
-    assert [row.name for row in found] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"]
-    assert next(row.name for row in rows(runs, first="y/moon")) == "y/moon"
-    assert [row.name for row in rows(runs)] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"], (
-        "also if it is not named"
-    )
+    names = ["x/moon", "x/fedavg", "y/moon", "y/fedavg"]
+    for first in ("fedavg", ""):  # also if it is not named
+        found = rows(runs, first=first)
+        assert [row.name for row in found] == names, "in the order given"
+        assert {row.difference.reference for row in found if row.difference} == {"x/fedavg"}
+    moon = rows(runs, first="y/moon")
+    assert {row.difference.reference for row in moon if row.difference} == {"y/moon"}
+    assert [row.name for row in moon] == names
     with pytest.raises(
         InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"
     ):
@@ -355,7 +362,7 @@ def test_rows_that_are_not_compared_have_a_best_of_their_own(run):
     runs = [run(f"{p}/{method}", 0, last, partition=p) for p, method, last in numbers]
     made = sheet(runs, "md")
     at = made.head.index("last (%)")
-    assert [line[at] for line in made.lines] == ["50.00", "90.00", "**60.00**", "**95.00**"]
+    assert [line[at] for line in made.lines] == ["50.00", "**60.00**", "90.00", "**95.00**"]
 
 
 def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
@@ -372,11 +379,56 @@ def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
         line[:3] for line in whole.lines
     ]
     named = labelled(runs, {"fedntd": "ours"})
-    assert (
-        sheet(named, "text", first="ours").lines[0][0]
-        == sheet(named, "text", first="fedntd").lines[0][0]
-        == "ours"
-    )
+    for first in ("ours", "fedntd"):
+        made = sheet(named, "text", first=first, columns="difference")
+        assert made.lines == [["fedavg", "-30.00"], ["ours", "reference"]]
+
+
+@pytest.mark.parametrize("form", ["text", "md", "latex", "csv"])
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("best", "two six one"),  # the highest first
+        ("last_10", "two six one"),
+        ("forgetting", "six one two"),  # the lowest first
+        ("difference", "two one six"),
+        ("rounds_to_target", "six two one"),  # never comes last
+        ("run", "one six two"),
+        ("seeds", "one two six"),  # equal ones as given
+        ("", "one two six"),
+    ],
+)
+def test_rows_are_sorted_by_any_column_the_best_first(run, form, sort, order):
+    one = run("x/one", 0, 0.3, 0.3, forgetting=0.2)
+    two = run("x/two", 0, 0.7, 0.8, forgetting=0.3)
+    six = run("x/six", 0, 0.5, 0.2, forgetting=0.1)
+    six = replace(six, rounds={**six.rounds, "test_accuracy": np.array([0.1, 0.75, 0.2])})
+    made = sheet([one, two, six], form, sort=sort, target=0.74)
+    assert [record["run"] for record in made.records] == order.split()
+    assert [line[0] for line in made.lines] == order.split()
+
+
+def test_an_unknown_column_to_sort_by_is_refused_with_those_that_there_are(run):
+    for sort, says in (
+        ("bset", "--sort: the table has no column 'bset'; did you mean 'best'? (valid: best, "),
+        ("speed_up", "--sort speed_up: give the accuracy to reach too, such as --target 0.5"),
+        ("personalised", 'has no personalised accuracy: put measure = ["local"] into its job'),
+    ):
+        with pytest.raises(InputError, match=re.escape(says)):
+            sheet([run("x/one", 0, 0.5, 0.4)], "text", sort=sort)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "mean of 1 round"), (3, "mean of all 3"), (12, "mean of last 10")]
+)
+def test_a_mean_says_how_many_rounds_it_is_of_and_round_0_is_none_of_them(run, count, words):
+    one = run("x/one", 0, *[0.5] * count)
+    made = sheet([one], "text", of="last_10")
+    at = made.head.index(f"{words} (%)")
+    assert made.lines[0][at] == "50.00", "round 0 has 10 %"
+    assert "last_10" in made.records[0], "scripts find it by its key"
+    mixed = sheet([one, run("x/two", 0, *[0.5] * 20)], "text")
+    assert count > 10 or "mean of last 10 at most (%)" in mixed.head
 
 
 def test_a_column_is_chosen_by_its_key(run):
@@ -388,7 +440,7 @@ def test_a_column_is_chosen_by_its_key(run):
         ("", "no column '' (valid: "),
         ("best,,last", "no column '' (valid: "),
         ("best,best", "'best' is there twice; name each column once"),
-        ("rounds_to_target", "no column 'rounds_to_target'"),
+        ("rounds_to_target", "rounds_to_target: give the accuracy to reach too, such as --target"),
         ("personalised", 'has no personalised accuracy: put measure = ["local"] into its job'),
     ):
         with pytest.raises(InputError, match=re.escape(says)):
@@ -424,7 +476,7 @@ def test_the_accuracy_on_a_domain_is_shown_by_its_name(tmp_path):
         assert float(row[key]) == pytest.approx(100 * of_rounds[-1][key])
         heads, cells = ["run", in_words(key)], ["fedntd", f"{float(row[key]):.2f}"]
         shown = invoke(main, ["table", str(runs[1].path), "--columns", key]).stdout
-        assert shown == aligned([heads, cells]) + "\n"
+        assert shown.startswith(aligned([heads, cells]) + "\n")
         assert series(read_run(runs[1].path), key)[1].tolist() == [
             notes[key] for notes in of_rounds
         ]
@@ -675,7 +727,8 @@ def test_the_command_prints_every_form(made, tmp_path):
         assert done.exit_code == 0, done.output
         assert "one" in done.output and "two" in done.output
         assert accuracy in done.output or form == "csv"
-    first, second = csv.DictReader(io.StringIO(done.output))
+    first, second = csv.DictReader(io.StringIO(done.stdout))
+    assert "last_10: mean of 1 round" in done.stderr, "the column's name stays for scripts"
     assert (first["difference"], float(second["difference"]), second["difference_from"]) == (
         "",
         0.0,

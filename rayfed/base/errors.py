@@ -42,6 +42,10 @@ class InputError(ValueError):
     exit_code = 2
 
 
+class NoToken(InputError):
+    """A cluster asks for a token, and takes none of ours."""
+
+
 class NoRay(InputError):
     """No Ray answers on this machine, and the user named no other address."""
 

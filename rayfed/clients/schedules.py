@@ -1,16 +1,25 @@
 """The learning rate by round, as factors of `train.lr`.
 
 A schedule is a frozen dataclass whose `factor(round)` depends on its own fields alone, never on `train.num_rounds`: so
-a run that is resumed with more rounds keeps the rates that it has had.
+a run that is resumed with more rounds keeps the rates that it has had. A schedule of the user's own is such a class too.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, is_dataclass
+from numbers import Real
+from typing import Annotated, Any, Protocol
 
-from rayfed.base.errors import InputError, did_you_mean, spelled
-from rayfed.base.values import Checked, Ge, Gt, Le, build, name_in, named, table
+from rayfed.base.errors import InputError, told
+from rayfed.base.values import Checked, Ge, Gt, Le, build, find, name_in, named, table
+
+
+class Factors(Protocol):
+    """What `train.schedule` may be: a schedule of this file, or a frozen dataclass of the user's own."""
+
+    def factor(self, round: int) -> float:
+        """What `train.lr` is multiplied by in round 1, 2, ..., above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +104,79 @@ class Cosine(Schedule):
 SCHEDULES: Mapping[str, type[Schedule]] = {"constant": Constant, "step": Step, "cosine": Cosine}
 
 
-def read_schedule(value: Any) -> Schedule:
+CHECKED = 10_000  # rounds of a schedule of the user's own, and the last
+# Names that other tools have for schedules, and what stands for them here.
+ELSEWHERE = {
+    "linear": "a rate that grows linearly is a warm-up of `constant`; one that falls linearly is a class of your own",
+    "polynomial": "it is a few lines in a class of your own",
+    "exponential": "give train.lr_decay, the factor from round to round",
+    "multistep": "`step` has steps of equal length; others are a few lines in a class of your own",
+    "plateau": "a rate cannot depend on accuracies; `train.patience` ends a run early",
+    "onecycle": "it is a few lines in a class of your own",
+    "none": "leave train.schedule out, or give `constant`",
+    "warmup": "each schedule has a warm-up: train.schedule.warmup",
+}
+ENDS = ("lr", "scheduler", "schedule", "decay", "on")  # LinearLR, ReduceLROnPlateau
+
+
+def read_schedule(value: Any) -> Any:
     """A schedule from its name, or from a table with a name; a table without one is `constant`."""
     name, options = named(value, "train.schedule", default="constant")
-    name = spelled(name, SCHEDULES)
-    if name not in SCHEDULES:
-        raise InputError(
-            f"train.schedule: unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}"
-        )
-    return build(SCHEDULES[name], options, "train.schedule")
+    return build(_find(name), options, "train.schedule")
 
 
-def write_schedule(schedule: Schedule) -> dict[str, Any]:
+def write_schedule(schedule: Any) -> dict[str, Any]:
     """A schedule as `read_schedule` reads it."""
     return {"name": name_in(SCHEDULES, type(schedule)), **table(schedule)}
+
+
+def check_factors(schedule: Any, num_rounds: int) -> None:
+    """Raise `InputError` unless a schedule of the user's own gives each round a rate, and the same rate twice."""
+    name = write_schedule(schedule)["name"]
+    if name in SCHEDULES:
+        return
+    for round in [*range(1, min(num_rounds, CHECKED) + 1), num_rounds]:
+        first, second = (_factor(schedule, name, round) for _ in range(2))
+        if first != second:
+            raise InputError(
+                f"train.schedule '{name}': factor({round}) gives {first!r}, then {second!r}; it must depend on the "
+                "round and on the fields alone, so that a run can be resumed"
+            )
+
+
+def _factor(schedule: Any, name: str, round: int) -> float:
+    """The factor of a schedule of the user's own in a round. Raises `InputError` for what is no factor."""
+    where = f"train.schedule '{name}': factor({round})"
+    try:
+        factor = schedule.factor(round)
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(f"{where} fails: {type(error).__name__}: {error}") from error
+    if isinstance(factor, bool) or not isinstance(factor, Real):
+        raise InputError(f"{where} gives {told(factor)}; give a number, such as 0.5")
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(
+            f"{where} gives {factor}; give a finite number above 0: with a rate of 0 nothing would train, and some "
+            "methods divide by the rate"
+        )
+    return float(factor)
+
+
+def _find(name: str) -> Any:
+    """The class of a schedule: one of `SCHEDULES`, or one of the user's own, by `module:Name`."""
+    plain = name.lower().replace("_", "").replace("-", "")
+    for end in ENDS:
+        plain = plain.removesuffix(end)
+    for known, meant in ELSEWHERE.items():
+        if ":" not in name and plain and (plain == known or plain.endswith(known)):
+            raise InputError(
+                f"unknown schedule '{name}': {meant} (valid: {', '.join(SCHEDULES)}, or 'package.module:Name')"
+            )
+    schedule: Any = find(name, SCHEDULES, "schedule")
+    is_frozen = is_dataclass(schedule) and schedule.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not (
+        inspect.isclass(schedule) and is_frozen and callable(getattr(schedule, "factor", None))
+    ):
+        raise InputError(
+            f"schedule '{name}' is {told(schedule)}; it must be a frozen dataclass with a method `factor(self, round)`"
+        )
+    return schedule

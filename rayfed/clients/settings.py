@@ -11,13 +11,14 @@ from rayfed.clients.schedules import (
     SCHEDULES,
     Constant,
     Cosine,
-    Schedule,
+    Factors,
+    check_factors,
     read_schedule,
     write_schedule,
 )
 
 SCHEDULE = Form(read_schedule, write_schedule, default="constant", kinds=SCHEDULES)
-SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}; each may have a warm-up"
+SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}, or your own, module:Name"
 PRECISION_TEXT = "bf16: of forward passes, tests too, by autocast; tf32: of a client's training, on an NVIDIA GPU"
 PATIENCE_TEXT = (
     "evaluated rounds without a better test accuracy, after which the run ends; 0: it goes on"
@@ -49,7 +50,7 @@ class Training(Checked):
     lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = (
         1.0
     )
-    schedule: Annotated[Schedule, SCHEDULE, SCHEDULE_TEXT] = field(default_factory=Constant)
+    schedule: Annotated[Factors, SCHEDULE, SCHEDULE_TEXT] = field(default_factory=Constant)
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of sgd"] = 0.0
     weight_decay: Annotated[
         float, Ge(0), "added to the gradient (sgd, adam), or taken from the weights (adamw)"
@@ -78,6 +79,7 @@ class Training(Checked):
                 f"train.lr_decay = {self.lr_decay}: with train.schedule = '{name}' the rate would fall in two ways; "
                 "give one of the two"
             )
+        check_factors(self.schedule, self.num_rounds)
         if isinstance(self.schedule, Cosine) and not self.schedule.factor(self.num_rounds):
             raise InputError(
                 f"train.num_rounds = {self.num_rounds}: after train.schedule.until = {self.schedule.until} the rate is "
@@ -98,7 +100,7 @@ class Training(Checked):
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
-        return self.lr * self.lr_decay ** (round - 1) * self.schedule.factor(round)
+        return self.lr * self.lr_decay ** (round - 1) * float(self.schedule.factor(round))
 
     def evaluates(self, round: int) -> bool:
         """Whether the global model is evaluated after a round: after each `eval_every`-th, and after the last."""
@@ -107,6 +109,14 @@ class Training(Checked):
     def counts(self, round: int) -> bool:
         """Whether an evaluation is one of every `eval_every` rounds, and not that of the initial model."""
         return round > 0 and round % self.eval_every == 0
+
+    def can_forget(self, round: int) -> bool:
+        """Whether a round has an earlier one whose accuracies count, so that something can be forgotten.
+
+        >>> [Training(eval_every=2).can_forget(round) for round in (0, 1, 2, 3, 4)]
+        [False, False, False, True, True]
+        """
+        return round > self.eval_every
 
     def patience_is_over(self, accuracies: Mapping[int, float | None]) -> bool:
         """Whether the run ends early, by the test accuracies of its rounds so far; None: not evaluated.

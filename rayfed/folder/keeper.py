@@ -29,6 +29,7 @@ from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
 from rayfed.data.naming import to_ask_for
 from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
+from rayfed.folder.guess import guess, no_better_than_a_guess
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Folders
 from rayfed.folder.provenance import about, changed_since, environment, hash_of, is_of, sources
@@ -295,7 +296,15 @@ class Keeper:
     def _summarise(self, status: str, **more: Any) -> None:
         if status == "done" and (why := self.early_end()):
             more["ended_early"] = why
-        summary = {"status": status, **more, **summarise(self._rows)}
+        labels = self._site.federation.test.labels
+        by_guess = guess(labels)
+        training = self._site.job.train
+        summary = {"status": status, **more, **summarise(self._rows), "guess": by_guess}
+        if status == "done":
+            why = no_better_than_a_guess(self._rows, by_guess, len(labels), training)
+            if why:
+                summary["no_better_than_a_guess"] = why
+                log.info("%s", why, extra={"on_screen": True})
         if "best" in summary and (
             place := self._checkpoints.place_of_best(summary["best"]["round"])
         ):

@@ -64,13 +64,14 @@ def about(site: Site) -> dict[str, Any]:
 
 
 def sources(job: Job) -> dict[str, bytes]:
-    """The user's modules by name: those that the job's method, data, model or partition is of, and what they import.
+    """The user's modules by name: those of the job's method, data, model, partition, schedule, and what they import.
 
     A script or notebook (`__main__`) is none: it may change between a run and its continuation. A library is one only
     where the job names it.
     """
     in_job = [type(part).__module__ for part in all_parts(job.method)]
     in_job += [type(job.data.partition).__module__, *filter(None, [job.data.module])]
+    in_job.append(type(job.train.schedule).__module__)
     if ":" in job.model.name:
         in_job.append(job.model.name.partition(":")[0])
     unread = [name for name in in_job if name.partition(".")[0] not in ("rayfed", "__main__")]

@@ -5,7 +5,7 @@ round 0; `C` classes, `N` clients.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.base.errors import InputError
+from rayfed.base.files import read_regular, write_text
 from rayfed.data.unevenness import unevenness
 from rayfed.folder.forgetting import Series, by_round, client_accuracies
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import read_table, without_early_forgetting
 from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
@@ -28,6 +29,8 @@ MOST_ACROSS = (
     400  # columns of a picture of a partition; if there are more clients, several share one
 )
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")
+ORDER = "order.txt"  # in a grid's folder: its runs in the order of its job file
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,25 +138,56 @@ def _is_run(folder: Path) -> bool:
 def find_runs(folder: Path) -> list[Path]:
     """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none.
 
-    A job file of the user's may lie in a folder above the runs.
+    The runs of a grid come in the order of its job file, others in the order of their names. A job file of the user's
+    may lie in a folder above the runs.
     """
     if _is_run(folder):
         return [folder]
     jobs = [file.parent for file in folder.rglob("job.toml")]
     found = [each for each in jobs if _is_run(each)] or jobs
     if found:
-        number = re.compile(
-            r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
-        )  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
-        return sorted(
-            found,
-            key=lambda run: [
-                float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))
-            ],
-        )
+        orders: dict[Path, dict[str, int]] = {}
+        return sorted(found, key=lambda run: _place(run, folder, orders))
     why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
     why = why if folder.exists() else "there is no such folder"
     raise InputError(f"'{folder}' is not the folder of a run: {why}")
+
+
+def write_order(grid: Path, runs: Sequence[Path]) -> None:
+    """Note in a grid's folder the order of its runs, as its job file has them; runs noted before come after these."""
+    names = [str(run.relative_to(grid)) for run in runs]
+    before = read_order(grid)
+    if set(names) <= set(before):
+        return  # a part of the grid
+    write_text(grid / ORDER, "\n".join(dict.fromkeys([*names, *before])) + "\n")
+
+
+def read_order(grid: Path) -> list[str]:
+    """The runs that a grid's folder notes, as paths in it; empty for a folder that is not a grid's."""
+    try:
+        return read_regular(grid / ORDER).decode().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _place(run: Path, folder: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
+    """What the runs below a folder are sorted by: their grid's name, their place in the grid, their own name."""
+    for above in run.parents:
+        if above not in orders:
+            orders[above] = {name: place for place, name in enumerate(read_order(above))}
+        order = orders[above]
+        if order:
+            place = order.get(str(run.relative_to(above)), len(order))
+            return _natural(above), place, _natural(run)
+        if above == folder:
+            break
+    return _natural(run), 0, _natural(run)
+
+
+def _natural(path: Path) -> list[float | str]:
+    """What a name is sorted by: seed-10 comes after seed-2, lr-0.1 after lr-1e-05."""
+    steps = NUMBER.split(str(path))
+    return [float(step) if place % 2 else step for place, step in enumerate(steps)]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -202,7 +236,10 @@ def read_run(folder: Path) -> Run:
     if early and not error:
         error = f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {early}"
     job_text = (folder / "job.toml").read_text()
-    rounds, by_class = read_table(folder, "rounds"), classes_of(folder)
+    rounds = without_early_forgetting(
+        read_table(folder, "rounds"), job.get("train", {}).get("eval_every", 1)
+    )
+    by_class = classes_of(folder)
     dealt = read_table(folder, "partition")
     held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
     names = tuple(dict.fromkeys([*by_class.names, *pc.unique(held).to_pylist()]))
@@ -221,7 +258,7 @@ def read_run(folder: Path) -> Run:
         status=status_of(folder),
         error=error,
         environment=read_environment(folder),
-        summary={**summarise(rounds.to_pylist()), "ended_early": early},
+        summary={**summarise(rounds.to_pylist()), "ended_early": early, **_of_guess(ended)},
         rounds=_columns(rounds),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
         clients=_columns(read_table(folder, "clients")),
@@ -236,6 +273,12 @@ def read_run(folder: Path) -> Run:
             job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1
         ),
     )
+
+
+def _of_guess(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracy of a guess, and whether the run is no better, as the run has noted them."""
+    keys = ("guess", "no_better_than_a_guess")
+    return {key: summary[key] for key in keys if key in summary}
 
 
 class Classes(NamedTuple):

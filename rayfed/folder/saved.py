@@ -95,6 +95,9 @@ class Saved:
             if self.round
             else {}
         )
+        lost = state["forgetting"]
+        if not site.job.train.can_forget(self.round):
+            lost = None  # earlier versions wrote 0.0 before anything could be forgotten
         return Round(
             round=self.round,
             weights=self.weights(site),
@@ -105,7 +108,7 @@ class Saved:
             memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
             evaluation=evaluation,
             peak=state["peak"].numpy(),
-            forgetting=state["forgetting"],
+            forgetting=lost,
             shown=state.get("shown"),
         )
 

@@ -176,6 +176,17 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
     return table.filter(pc.invert(extra)) if name in ("classes", "confusions") else table
 
 
+def without_early_forgetting(rounds: pa.Table, eval_every: int) -> pa.Table:
+    """The table of rounds without a forgetting where nothing could be forgotten yet.
+
+    The first evaluation that counts is that of round `eval_every`. Earlier versions wrote 0.0 up to there.
+    """
+    number = rounds.schema.get_field_index("forgetting")
+    can_forget = pc.greater(rounds["round"], eval_every)
+    known = pc.if_else(can_forget, rounds["forgetting"], pa.scalar(None, FLOAT))
+    return rounds.set_column(number, SCHEMAS["rounds"].field(number), known)
+
+
 def write_partition(path: Path, federation: Federation) -> None:
     """Write which images of each class each client holds."""
     _write(path / "partition.parquet", partition_table(federation))

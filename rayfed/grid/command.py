@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from rayfed.base.errors import InputError, Resumable
 from rayfed.base.files import write_text
 from rayfed.experiment import RUNS_NAMED
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.provenance import changed_since
+from rayfed.folder.read import write_order
 from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
@@ -49,6 +51,7 @@ def run_grid(
         _warn_of_changes(done)
     width = max((len(job.name) for job in todo), default=0)
     failed: dict[str, int] = {}  # name -> exit code
+    _note_order(cells, jobs)
     started = time.monotonic()
     try:
         logged = partial(Lines, quiet=True)  # the runs' logs have their rounds
@@ -84,6 +87,14 @@ def run_grid(
         raise Failure(
             f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values())
         )
+
+
+def _note_order(cells: list[Cell], jobs: list[Job]) -> None:
+    """Note the order of the cells in the grid's folder, for tables, pages and figures."""
+    grid = folder_of(replace(jobs[0], name=cells[0].grid))
+    with suppress(OSError):  # the runs themselves say that nothing can be written
+        grid.mkdir(parents=True, exist_ok=True)
+        write_order(grid, [grid / Path(cell.name).relative_to(cell.grid) for cell in cells])
 
 
 def _warn_of_changes(done: list[Job]) -> None:

@@ -12,7 +12,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import build, find, name_in, named, sentence, table
@@ -69,7 +69,23 @@ def read_method(given: Any) -> Method:
             f"method: {' and '.join(whole)} are whole methods, and a run has one; to compare them, give a grid: "
             f"grid.method = [{', '.join(whole)}]; to combine them, keep one and add the other's own part"
         )
-    return compose(*groups)
+    composed = compose(*groups)
+    if len(entries) in (1, len(composed)):  # all parts, one by one: as a run's job.toml has them
+        return composed
+    lines = [_line(name, values, _defaults(_find(name))) for name, values in entries]
+    return Typed(composed, " + ".join(lines))
+
+
+class Typed(tuple[Part, ...]):
+    """The parts of a method that a job file composes, with its names for them, by which people know the method."""
+
+    line: str
+
+    def __new__(cls, parts: Parts, line: str = "") -> Self:
+        """The parts as they are; two methods are the same if their parts are."""
+        made = super().__new__(cls, parts)
+        made.line = line
+        return made
 
 
 def check_method(method: Any, optimizer: str = "sgd") -> None:
@@ -137,38 +153,50 @@ def _find(name: str) -> Callable[..., Part | Parts]:
 
 
 def describe(method: Method) -> str:
-    """A method in a line: by its recipe, else by its parts, with the values that are not defaults.
+    """A method in a line: as a job file composes it, else by its recipe and the parts beside it.
+
+    With the values that are not defaults.
 
     >>> describe(read_method({"name": "fedntd", "beta": 0.5})), describe(read_method(["fedntd", "proximal"]))
-    ('fedntd beta = 0.5', 'not_true_distill + proximal, with cross_entropy and average')
+    ('fedntd beta = 0.5', 'fedntd + proximal')
     """
     if isinstance(method, Switch):
         first, *later = method.stages
         return describe(first[1]) + "".join(
             f"; from round {at} on: {describe(parts)}" for at, parts in later
         )
+    if isinstance(method, Typed) and method.line:
+        return method.line
     held = {
         f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)
     }  # type: ignore[arg-type]
-    found = []
+    found: list[tuple[int, int, str]] = []  # parts beside the recipe, length of its line, its line
+    beside: dict[str, list[Part]] = {}  # line of a recipe: the parts of the method that it lacks
     for name, recipe in RECIPES.items():
         defaults = _defaults(recipe)
         given = {key: held[key] for key in defaults if key in held}
         with suppress(InputError):  # the value is another recipe's, and out of range here
-            if recipe(**given) == method:
-                found.append(_line(name, given, defaults))
+            of_recipe = recipe(**given)
+            if all(part in method for part in of_recipe):
+                line = _line(name, given, defaults)
+                beside[line] = [part for part in method if part not in of_recipe]
+                found.append((len(beside[line]), len(line), line))
     if found:
-        return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
+        *_, line = min(found)  # fedlmd_tf, not fedlmd teacher = False
+        return " + ".join([line, *map(_part_line, beside[line])])
     usual = [part for part in reversed(DEFAULTS) if part in method]
     own = [part for part in method if part not in usual]
-    text = " + ".join(
-        _line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own
-    )
+    text = " + ".join(map(_part_line, own))
     return (
         f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}"
         if usual
         else text
     )
+
+
+def _part_line(part: Part) -> str:
+    """A part with the values that are not defaults."""
+    return _line(name_in(PARTS, type(part)), table(part), _defaults(type(part)))
 
 
 def document(name: str) -> str:

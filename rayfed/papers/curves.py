@@ -48,10 +48,7 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
             len(groups),
         )
     axes[0, 0].set(xlabel="round", ylabel=words)
-    lines = sorted(
-        axes[0, 0].lines, key=lambda drawn: [-np.inf, *drawn.get_ydata()][-1], reverse=True
-    )
-    legend(figure, axes[0, 0], lines)  # from the top to the bottom, as they end
+    legend(figure, axes[0, 0], axes[0, 0].lines)  # in the order of the runs, as in tables
     return figure
 
 
@@ -71,7 +68,5 @@ def series(run: Run, of: str) -> Series:
             f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}"
         )
     rounds, values = known[of]
-    there = np.isfinite(values) & (
-        (rounds > 0) | (of != "forgetting")
-    )  # before the first round nothing was learnt
+    there = np.isfinite(values)
     return rounds[there], values[there]

@@ -69,7 +69,8 @@ def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
         else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
     )
     if number.metric == "forgetting":
-        return Ours(figures(run)["forgetting"] / 100, unsaid)
+        lost = figures(run).get("forgetting", math.nan)
+        return Ours(lost / 100, unsaid)
     return Ours(figures(run)[stat], unsaid)
 
 

@@ -70,6 +70,12 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.option(
     "--columns", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all."
 )
+@click.option(
+    "--sort",
+    metavar="NAME",
+    default="",
+    help="The rows by this column, the best first. If not given: in the order of the runs.",
+)
 @label_option
 @click.option(
     "--format",
@@ -105,6 +111,7 @@ def table(
       rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
       rayfed table runs/four --columns seeds,best,last --label fedntd 'FedNTD (ours)' -o table.tex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
+      rayfed table runs/search --sort best                  the best row first
       rayfed table runs/fedavg runs/ditto --of personalised
       rayfed table runs/fedavg runs/fedntd --of forgetting.round
       rayfed table runs/fedntd-table1 --paper fedntd/table1
@@ -132,6 +139,7 @@ def table(
         "label": labels,
     }
     not_of_papers["columns"] = columns is not None
+    not_of_papers["sort"] = options["sort"]
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
             raise InputError(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from rich.filesize import decimal as size
 
 from rayfed.folder.read import ClassLoss, Group, Run
-from rayfed.report.forms import HEADLINES, LAST, in_words
-from rayfed.report.measured import forgetting_of
+from rayfed.report.forms import HEADLINES, in_words, mean_of
+from rayfed.report.measured import forgetting_of, rounds_of_means
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread
 
@@ -37,6 +37,8 @@ def headline(run: Run, key: str) -> list[Number]:
     total = run.summary
     told = forgetting_of(run).get(key, math.nan) / 100
     best, last = total.get("best", {}), total.get("last", {})
+    counts = rounds_of_means(run)
+    means = mean_of([counts[key]]) if key in counts else ""
     at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
         (
@@ -45,7 +47,7 @@ def headline(run: Run, key: str) -> list[Number]:
             f"round {best['round']}" if best else "",
         ),
         ("last accuracy", percent(last.get("test_accuracy")), at_last),
-        (in_words(key).partition(",")[0], percent(told), f"mean of last {LAST}"),
+        (in_words(key).partition(" (")[0].partition(",")[0], percent(told), means),
         ("since the peak", percent(last.get("forgetting")), at_last),
         ("rounds", f"{total['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(total.get("seconds", 0)))), ""),
@@ -58,17 +60,27 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """About a single run."""
     best, last, told, since_peak, *costs = headline(run, shared([run]))
     return [
-        Answer("How good is it?", [best, last], "Another seed gives other numbers: run several."),
+        Answer("How good is it?", [best, last], _how_good(run)),
         Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
         Answer("What was forgotten?", [told, since_peak], _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
 
 
+def _how_good(run: Run) -> str:
+    """That a run is no better than a guess, and what to try; of others, that they are a single seed."""
+    warning = run.summary.get("no_better_than_a_guess", "")
+    if warning:
+        return f"{warning[:1].upper()}{warning[1:]}."
+    return "Another seed gives other numbers: run several."
+
+
 def _untrained(run: Run) -> list[Number]:
     """A guess among the classes, and the initial model."""
     numbers = []
-    if run.classes:
+    if "guess" in run.summary:
+        numbers.append(("a guess", percent(run.summary["guess"]), "always the most frequent class"))
+    elif run.classes:
         numbers.append(
             ("a guess", percent(1 / len(run.classes)), f"of {len(run.classes):,} classes")
         )
@@ -110,10 +122,12 @@ def of_groups(
         ("sent to clients", size(down), ""),
         ("sent back", size(up), ""),
     ]
+    counts = [rounds_of_means(run) for group in groups for run in group.counted]
+    words = in_words(key, mean_of(of_run[key] for of_run in counts if key in of_run))
     return [
         _best(_sorted(names, lasts)),
         _compared(rows),
-        _most_forgotten(_sorted(names, [headlines(group, key) for group in groups]), key),
+        _most_forgotten(_sorted(names, [headlines(group, key) for group in groups]), words),
         Answer("What did it cost?", costs, f"{len(runs):,} runs; by row, see below."),
     ]
 
@@ -143,7 +157,7 @@ def _best(ranked: list[tuple[str, list[float]]]) -> Answer:
     return Answer(question, numbers, f"95% interval from {len(shares)} seeds: {low} to {high}.")
 
 
-def _most_forgotten(ranked: list[tuple[str, list[float]]], key: str) -> Answer:
+def _most_forgotten(ranked: list[tuple[str, list[float]]], what: str) -> Answer:
     ends = (
         {"forgetting": ranked}
         if len(ranked) < 2
@@ -153,7 +167,7 @@ def _most_forgotten(ranked: list[tuple[str, list[float]]], key: str) -> Answer:
         (words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of
     ]
     several = any(len(shares) > 1 for _, shares in ranked)
-    text = f"{in_words(key).capitalize()}" + (", averaged over seeds." if several else ".")
+    text = f"{what.capitalize()}" + (", averaged over seeds." if several else ".")
     return Answer("What was forgotten?", numbers, text)
 
 

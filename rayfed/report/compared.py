@@ -42,7 +42,13 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
         return [seeds, *shown, reached]
     totals = [run.summary for run in runs]
     best, last, since_peak = (
-        mean_percent([total[which][figure] for total in totals if which in total])
+        mean_percent(
+            [
+                total[which][figure]
+                for total in totals
+                if which in total and total[which][figure] is not None
+            ]
+        )
         for which, figure in (
             ("best", "test_accuracy"),
             ("last", "test_accuracy"),
@@ -54,6 +60,38 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
     played = [total["rounds"] for total in totals]
     rounds = " to ".join(f"{count:,}" for count in sorted({min(played), max(played)}))
     return [seeds, *shares, rounds, str(timedelta(seconds=seconds)), size(down), size(up), reached]
+
+
+def references(
+    groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str
+) -> dict[str, str]:
+    """By name of a group, the name of the group that it is compared with; its own name if that is itself.
+
+    Without differences, all are compared with the first group.
+    """
+    if isinstance(rows, str):
+        return dict.fromkeys(names, names[0])
+    # By their folders: a row may have a shorter name than its group, if other groups have no row.
+    called = {
+        run.folder: name for name, group in zip(names, groups, strict=True) for run in group.counted
+    }
+    found = dict(zip(names, names, strict=True))
+    for row in rows:
+        reference = row.pairs[0][0] if row.pairs else row.runs[0]
+        found[called[row.runs[0].folder]] = called[reference.folder]
+    return found
+
+
+def targets(groups: Sequence[Group], names: Sequence[str]) -> dict[str, float]:
+    """By name of a group, the mean best accuracy of its runs; without those that have none."""
+    found: dict[str, float] = {}
+    for name, group in zip(names, groups, strict=True):
+        bests = [
+            run.summary["best"]["test_accuracy"] for run in group.runs if "best" in run.summary
+        ]
+        if bests:
+            found[name] = float(np.mean(bests))
+    return found
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LAST = 10  # evaluated rounds, at most, in a mean of the last
@@ -78,12 +79,28 @@ def as_csv(sheet: Sheet) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def in_words(key: str) -> str:
-    """
+def in_words(key: str, of: str = f"mean of last {LAST}") -> str:
+    """A column of forgetting or of a domain; `of` says which rounds a mean is of, as `mean_of` does.
+
     >>> in_words("forgetting.round"), in_words("forgetting.round.last_10"), in_words("domain.dslr")
     ('round forgetting (%)', 'round forgetting, mean of last 10 (%)', 'accuracy on dslr (%)')
     """
     if key.startswith(DOMAIN):
         return f"accuracy on {key.removeprefix(DOMAIN)} (%)"
     name, _, mean = key.removeprefix("forgetting.").partition(".")
-    return f"{name} forgetting, mean of last {LAST} (%)" if mean else f"{name} forgetting (%)"
+    return f"{name} forgetting, {of} (%)" if mean else f"{name} forgetting (%)"
+
+
+def mean_of(counts: Iterable[int]) -> str:
+    """Which rounds means are of, from the numbers of rounds that runs have a value of.
+
+    >>> mean_of([60, 10]), mean_of([3, 3]), mean_of([3, 60]), mean_of([1])
+    ('mean of last 10', 'mean of all 3', 'mean of last 10 at most', 'mean of 1 round')
+    """
+    taken = {min(count, LAST) for count in counts}
+    if taken <= {LAST}:
+        return f"mean of last {LAST}"
+    if len(taken) > 1:
+        return f"mean of last {LAST} at most"
+    (count,) = taken
+    return "mean of 1 round" if count == 1 else f"mean of all {count}"

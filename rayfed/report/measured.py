@@ -43,6 +43,19 @@ def forgetting_of(run: Run) -> dict[str, float]:
     return values
 
 
+def rounds_of_means(run: Run) -> dict[str, int]:
+    """How many rounds have a value that a mean of the last may take, by the mean's key in a table.
+
+    Round 0 never counts: it is no outcome of training.
+    """
+    counts = {"last_10": int(run.evaluated[1:].sum())}
+    for name, (rounds, _) in run.forgetting.items():
+        counts[f"forgetting.{name}.last_{LAST}"] = len(rounds)
+    if "local" in run.job["measure"] and IN_LOCAL in run.notes:
+        counts["personalised"] = len(run.notes[IN_LOCAL][0])
+    return counts
+
+
 def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
     """Mean and standard deviation over the clients of each round; a client without the number does not count."""
     rounds, index = np.unique(columns["round"], return_inverse=True)

@@ -26,7 +26,7 @@ from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
 from rayfed.report.runs import legible, read_runs
-from rayfed.report.words import html_bar, listed, percent, spread
+from rayfed.report.words import html_bar, listed, percent
 
 FORGETTING = (
     "The accuracy lost since each class's best earlier round (peak; below 0, this round is the best yet), on average. "
@@ -148,11 +148,11 @@ def comparison_page(runs: Sequence[Run]) -> str:
     groups = grouped(runs)
     names = shorten(groups)
     key = answers.shared([run for group in groups for run in group.counted])
-    bests = [
-        run.summary["best"]["test_accuracy"] for run in groups[0].runs if "best" in run.summary
-    ]
-    target = spread(bests)[0] if bests else np.nan
     rows = compared.paired(runs)
+    references = compared.references(groups, names, rows)
+    targets = compared.targets(groups, names)
+    asked = dict.fromkeys(references.values())
+    target_words = [f"{percent(targets[name])} of {name}" for name in asked if name in targets]
     gaps = (
         []
         if isinstance(rows, str)
@@ -170,9 +170,13 @@ def comparison_page(runs: Sequence[Run]) -> str:
             *(name for name, _, _ in answers.headline(runs[0], key)),
             "rounds to target",
         ],
-        numbers=[compared.numbers(group, target, key) for group in groups],
+        numbers=[
+            compared.numbers(group, targets.get(references[name], np.nan), key)
+            for name, group in zip(names, groups, strict=True)
+        ],
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
-        target=percent(target),
+        target=listed(target_words),
+        references=listed(asked),
         forgetting=FORGETTING,
         not_all=not_all(runs),
         differences=compared.differences(groups),

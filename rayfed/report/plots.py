@@ -27,7 +27,7 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
     A group by itself has the forgetting of its first run, by each definition that this has numbers for.
     """
     runs = [run for group in groups for run in group.runs]
-    chance = {1 / len(run.classes) for run in runs if run.classes}
+    chance = {run.summary.get("guess", 1 / len(run.classes)) for run in runs if run.classes}
     best = runs[0].summary.get("best") if len(runs) == 1 else None
     marked = (best["round"], 100 * best["test_accuracy"], "best") if best else None
     losses, lost = curves(groups, "test_loss"), curves(groups, "forgetting", 100, first=1)
@@ -58,7 +58,12 @@ def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int =
     """
 
     def points(run: Run) -> Series:
-        rounds = first + np.flatnonzero((run.evaluated | (column == "train_loss"))[first:])
+        known = run.evaluated
+        if column == "train_loss":
+            known = np.ones_like(run.evaluated)
+        if column == "forgetting":  # nothing can be forgotten before the second evaluated round
+            known = np.isfinite(run.rounds[column])
+        rounds = first + np.flatnonzero(known[first:])
         return rounds, finite(run.rounds[column][rounds]) * factor
 
     of_groups = enumerate(zip(shorten(groups), groups, strict=True))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,8 +39,7 @@ class Result:
 
     def __repr__(self) -> str:
         summary = summarise(self.rounds.to_pylist())
-        line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
-        best, last = (line.format(**summary[which]) for which in ("best", "last"))
+        best, last = (_in_words(summary[which]) for which in ("best", "last"))
         rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
         return f"Result of {rounds}\n  best  {best}\n  last  {last}\n  path  {self.path}"
 
@@ -48,3 +48,11 @@ class Result:
         from rayfed.report.page import card  # brings jinja2
 
         return card(self.path)
+
+
+def _in_words(of_round: dict[str, Any]) -> str:
+    """The best or the last round of a summary in a line."""
+    words = [f"accuracy {of_round['test_accuracy']:.1%}"]
+    if of_round["forgetting"] is not None:
+        words.append(f"forgetting {of_round['forgetting']:.1%}")
+    return ", ".join([*words, f"in round {of_round['round']}"])

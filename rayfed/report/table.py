@@ -5,6 +5,7 @@ only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,24 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
-from rayfed.report.forms import DOMAIN, HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
-from rayfed.report.measured import IN_LOCAL, forgetting_of, personalised, unmeasured
+from rayfed.report.forms import (
+    DOMAIN,
+    HEADLINES,
+    KEYS,
+    LAST,
+    MARKS,
+    OF_CLIENTS,
+    Sheet,
+    in_words,
+    mean_of,
+)
+from rayfed.report.measured import (
+    IN_LOCAL,
+    forgetting_of,
+    personalised,
+    rounds_of_means,
+    unmeasured,
+)
 from rayfed.report.words import Stat, interval, spread, stat_text
 
 PAIR = (
@@ -28,7 +45,7 @@ PAIR = (
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
-    "last_10": f"mean of last {LAST} (%)",
+    "last_10": f"mean of last {LAST} (%)",  # or of all, if they are fewer: `_heads`
     "forgetting": "forgetting (%)",
     **{key: in_words(key) for key in HEADLINES},
     "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
@@ -66,10 +83,11 @@ class Row:
 
 
 def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
-    """A row for each group; the difference `of` one of its `figures` is from the first group that has its pairs.
+    """A row for each group, in the order of the runs; the difference `of` one of its `figures` is from a reference.
 
-    `first` is the name, or the end of the name, of the groups that come first; if it is not given, fedavg, where it is
-    there: so the end of a grid, the table and the page have one reference. Runs without an evaluated round are left
+    That is the group `first`, by its name or the end of its name, if it has the pairs of a row; else the first group
+    that has them. If `first` is not given, it is fedavg, where that is there: so the end of a grid, the table and the
+    page have one reference. Runs without an evaluated round are left
     out. Raises `InputError` if no other is there, for a `first` that no group has, for a run without the accuracy `of`,
     and for two runs in a group that are a pair: they would count as two seeds.
     """
@@ -79,9 +97,10 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
             f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table"
         )
     made: list[Row] = []
-    for name, group in _ordered(groups, first):
+    for name, group in _references_first(groups, first):
         made.append(_row(name, group, of, made))
-    return made
+    order = shorten(groups)
+    return sorted(made, key=lambda row: order.index(row.name))
 
 
 def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
@@ -109,7 +128,8 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
     return Row(name, counted, group.left_out, stats, [], None, unlike)
 
 
-def _ordered(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
+def _references_first(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
+    """The groups with their names; those that others are compared with come before them."""
     named = list(zip(shorten(groups), groups, strict=True))
     of = {name: (f"/{name}", f"/{group.name}") for name, group in named}  # a name may be a label
     at_first = {
@@ -126,13 +146,10 @@ def figures(run: Run) -> dict[str, float]:
     """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, and by domain, as far as it has them."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
-    forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
-    found = {
-        "best": float(accuracy.max()),
-        "last": float(accuracy[-1]),
-        "last_10": last,
-        "forgetting": forgetting,
-    }
+    found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last}
+    lost = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
+    if math.isfinite(lost):
+        found["forgetting"] = lost
     if "local" in run.job["measure"] and IN_LOCAL in run.notes:
         found["personalised"] = personalised(run, LAST)
     by_domain = {
@@ -151,6 +168,8 @@ def lacking(run: Run, of: str) -> InputError:
         )
     if of == "personalised":
         return unmeasured(run, "local", "personalised accuracy")
+    if of == "forgetting":
+        of = "forgetting.peak"
     if of.split(".")[1] in OF_CLIENTS:
         return unmeasured(run, "confusion", "confusion matrices of clients")
     if of.split(".")[1] == "continual" and len(run.class_rounds) > 2:
@@ -198,17 +217,18 @@ def sheet(
     target: float | None = None,
     first: str = "",
     columns: Any = None,
+    sort: str = "",
 ) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
     With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
-    In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these.
+    In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these. With
+    the key of a column in `sort`, the best comes first; where none is the best, the smallest.
     """
     made = rows(runs, of, first)
     keys = dict.fromkeys(key for row in made for key in row.figures)
-    heads = {key: text for key, text in HEADS.items() if key in keys}
-    heads |= {key: in_words(key) for key in keys if key not in heads}
-    compared = in_words(of).removesuffix(" (%)") if "." in of else of.replace("_", " ")
+    heads = _heads(made, keys)
+    compared = of if of == "personalised" else heads[of].removesuffix(" (%)")
     head = {"run": "run", "seeds": "seeds", "rounds": "rounds", **heads}
     head |= {"difference": f"difference in {compared} (points)", "from": "from"}
     if target is not None:
@@ -221,6 +241,10 @@ def sheet(
         if columns is None
         else _chosen(columns, head, runs[0])
     )
+    if sort:
+        if sort not in head:
+            raise _no_column("--sort", sort, head, runs[0])
+        made = _sorted(made, sort, of, target)
     lines, records = [], []
     for row in made:
         line = {"run": row.name, "seeds": str(len(row.runs)), "rounds": rounds_text(row)}
@@ -247,6 +271,14 @@ def sheet(
             notes.append(
                 f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {reference}"
             )
+    if form == "csv":
+        notes += [
+            f"{key}: {heads[key].removesuffix(' (%)')}"
+            for key in heads
+            if key not in unasked
+            and key in rounds_of_means(made[0].runs[0])
+            and f"last {LAST} (" not in heads[key]
+        ]
     every = sorted({run.eval_every for row in made for run in row.runs})
     if len(every) > 1:
         values = " and ".join(map(str, every))
@@ -256,15 +288,75 @@ def sheet(
     return Sheet([head[key] for key in kept], lines, notes + left_out(runs), records)
 
 
+def _heads(made: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
+    """The words above the columns of numbers with these keys: a mean says how many rounds it is of."""
+    known = [key for key in HEADS if key in keys]
+    known += [key for key in keys if key not in HEADS]
+    counts = [rounds_of_means(run) for row in made for run in row.runs]
+    heads: dict[str, str] = {}
+    for key in known:
+        of = mean_of(count[key] for count in counts if key in count)
+        if key == "last_10":
+            heads[key] = f"{of} (%)"
+        elif key == "personalised":
+            heads[key] = f"personalised, {of} (%)"
+        elif key in HEADS and key not in HEADLINES:
+            heads[key] = HEADS[key]
+        else:
+            heads[key] = in_words(key, of)
+    return heads
+
+
+def _sorted(made: Sequence[Row], key: str, of: str, target: float | None) -> list[Row]:
+    """The rows by a column: the best first, rows without the number last, equal ones in the order that they had."""
+    numbers = [_sortable(row, key, of, target) for row in made]
+    known = [pair for pair in zip(numbers, made, strict=True) if pair[0] is not None]
+    without = [row for number, row in zip(numbers, made, strict=True) if number is None]
+    return [row for _, row in sorted(known, key=lambda pair: pair[0])] + without
+
+
+def _sortable(row: Row, key: str, of: str, target: float | None) -> Any:
+    """What a row is sorted by, the smallest first: of numbers that are better if they are higher, the negative."""
+    if key == "run":
+        return row.name
+    if key == "from":
+        return row.difference and row.difference.reference
+    if key == "seeds":
+        return len(row.runs)
+    if key == "rounds":
+        return max(run.summary["rounds"] for run in row.runs)
+    if key == "difference":
+        # A reference is as far from itself as can be said: 0.
+        gap = row.difference.mean if row.difference else 0.0
+        return gap if of.startswith("forgetting") else -gap
+    if key in ("rounds_to_target", "speed_up") and target is not None:
+        reached, faster = _to_target(row, target)
+        if key == "speed_up":
+            return -spread(faster)[0] if faster else None
+        there = [number for number in reached if number is not None]
+        # Runs that do not reach the target come after those that do, however early the others of the row are there.
+        return (len(reached) - len(there), spread(there)[0]) if there else None
+    if key not in row.figures:
+        return None
+    mean = row.figures[key][0]
+    return mean if key.startswith("forgetting") else -mean
+
+
+def _no_column(option: str, key: str, head: Mapping[str, str], run: Run) -> InputError:
+    """Why the table has no column of this name, with those that it has, or what would make it."""
+    if key in (*HEADS, *KEYS):
+        return lacking(run, key)
+    if key in ("rounds_to_target", "speed_up"):
+        return InputError(f"{option} {key}: give the accuracy to reach too, such as --target 0.5")
+    return InputError(f"{option}: the table has no column '{key}'{did_you_mean(key, head)}")
+
+
 def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
     """The keys of the columns that a list names."""
     keys = [key.strip() for key in columns.split(",")]
     for key in keys:
         if key not in head:
-            unknown = InputError(
-                f"--columns: the table has no column '{key}'{did_you_mean(key, head)}"
-            )
-            raise lacking(run, key) if key in (*HEADS, *KEYS) else unknown
+            raise _no_column("--columns", key, head, run)
         if keys.count(key) > 1:
             raise InputError(f"--columns: '{key}' is there twice; name each column once")
     return keys if "run" in keys else ["run", *keys]
@@ -311,6 +403,11 @@ def remarks(row: Row) -> list[str]:
         text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")
     ]
     notes = [f"its runs differ in more than their seeds: {text}" for text in dict.fromkeys(mixed)]
+    warnings = [run.summary.get("no_better_than_a_guess") for run in row.runs]
+    for warning in dict.fromkeys(filter(None, warnings)):
+        count = warnings.count(warning)
+        among = f" (so {count} of {len(warnings)} runs)" if len(warnings) > 1 else ""
+        notes.append(f"{warning}{among}")
     if row.behind:
         names = ", ".join(f"{run.folder} ({run.summary['rounds']})" for run in row.behind)
         notes.append(f"runs with fewer rounds are left out: {names}")

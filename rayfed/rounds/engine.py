@@ -354,11 +354,14 @@ def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[]
             site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True
         )
         counts = site.job.train.counts(round.round)
+        lost = None
+        if site.job.train.can_forget(round.round):
+            lost = forgetting.peak(round.peak, class_accuracy)
         return replace(
             round,
             evaluation=evaluation,
             peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
-            forgetting=forgetting.peak(round.peak, class_accuracy),
+            forgetting=lost,
             notes={
                 **round.notes,
                 **{f"domain.{name}": right / images for name, right, images in by_domain if images},

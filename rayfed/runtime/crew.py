@@ -29,6 +29,7 @@ from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.hints import ray_status
 from rayfed.runtime.placement import actor_text, actors_text, capacity, nodes_text
 
 log = logging.getLogger(__name__)
@@ -112,9 +113,7 @@ class Crew:
             if len(self.idle) > up:
                 up, latest = len(self.idle), time.monotonic()
                 heartbeat.progress()
-            heartbeat.beat(
-                lambda: f"{named(self.awaited())}; `ray status` shows whether there is room"
-            )
+            heartbeat.beat(self._what_is_awaited)
         if self._mixed:
             raise InputError(
                 f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}"
@@ -124,9 +123,17 @@ class Crew:
         places = [(member.node, member.device) for member in self.idle]
         log.info("%s; up after %.1f s", actors_text(places), time.monotonic() - started)
         if up < len(self._members):
-            late = "the others join when the cluster has room: other jobs hold it, or nodes are starting (`ray status`)"
+            late = "the others join when the cluster has room: other jobs hold it, or nodes are starting"
+            if command := ray_status(self.options):
+                late += f" ({command})"
             log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)
         self._patience = self.options.patience
+
+    def _what_is_awaited(self) -> str:
+        """The actors that are not up yet, and how to see whether a joined cluster has room for them."""
+        command = ray_status(self.options)
+        waiting = named(self.awaited())
+        return f"{waiting}; {command} shows whether there is room" if command else waiting
 
     def open(self, member: Member, *, kill: bool = False) -> None:
         """Ask a member whether it is up, with `kill` in a new process; then to open the run, after which it is idle."""
@@ -358,7 +365,9 @@ class Crew:
             if capacity(
                 self.options, [node for name, node in by_id.items() if name not in self._avoided()]
             ):
-                cluster += ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
+                command = ray_status(self.options)
+                look = f" ({command})" if command else ""
+                cluster += f", which other jobs may hold{look}: try again when they are done, or raise ray.patience"
             elif by_id.keys() & self.head.draining:
                 cluster += ", on nodes that are about to end and take no actors: add a node, then resume the run"
         message = (

@@ -85,9 +85,7 @@ class Head:
         """The nodes as the head last knew them. Raises `WorkersLost` where it has never answered."""
         self.nodes()
         if self._known is None:
-            raise WorkersLost(
-                "the head of the cluster does not answer; try again once `ray status` shows its nodes"
-            )
+            raise WorkersLost("the head of the cluster does not answer; try again when it does")
         return self._known
 
     def nodes(self, seconds: float = HEAD_LIMIT) -> dict[str, Resources] | None:

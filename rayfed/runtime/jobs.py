@@ -19,7 +19,15 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from rayfed.base.errors import LONGEST, ClusterLost, InputError, cut, did_you_mean, first_line
+from rayfed.base.errors import (
+    LONGEST,
+    ClusterLost,
+    InputError,
+    NoToken,
+    cut,
+    did_you_mean,
+    first_line,
+)
 from rayfed.runtime import OWNER
 from rayfed.runtime.private import RECIPE
 from rayfed.runtime.proxies import proxies_for
@@ -230,9 +238,9 @@ def id_for(run: str, taken: Collection[str]) -> str:
     return next(name for name in chain([base], numbered) if name not in taken)
 
 
-def no_token(url: str) -> InputError:
+def no_token(url: str) -> NoToken:
     """The error where a cluster does not take our token."""
-    return InputError(
+    return NoToken(
         f"the cluster at {url} asks for a token, and got none or a wrong token; {ADVICE}"
     )
 

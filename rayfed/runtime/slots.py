@@ -28,6 +28,7 @@ from rayfed.runtime.causes import ray_may_fail, refuse_input
 from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.hints import ray_status
 from rayfed.runtime.placement import Resources, capacity, spread
 from rayfed.runtime.session import connected, machine
 
@@ -91,12 +92,20 @@ def in_slots(
             watch(under_way)
             if under_way:
                 heartbeat.progress()
-            heartbeat.beat(
-                lambda: "a run to begin, and for room for it on the cluster (`ray status`)"
-            )
+            heartbeat.beat(lambda: _awaited(jobs[0].ray))
             for ended in slots.ended():
                 heartbeat.progress()
                 yield ended
+
+
+def _awaited(options: RayOptions) -> str:
+    """What runs wait for that have not begun."""
+    command = ray_status(options)
+    return (
+        f"a run to begin, and for room for it on the cluster ({command})"
+        if command
+        else "a run to begin"
+    )
 
 
 class Slots:

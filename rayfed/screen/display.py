@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -206,10 +206,15 @@ def ray_text(job: Job) -> str:
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:
     """How a run ended, and where its results are."""
-    line = "accuracy {test_accuracy:.1%}  forgetting {forgetting:.1%}  in round {round}"
-    rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
-    if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
+    rows = []
+    for which in ("best", "last"):
+        of_round = summary[which]
+        words = [f"accuracy {of_round['test_accuracy']:.1%}", *forgetting_text(of_round)]
+        rows.append((which, "  ".join([*words, f"in round {of_round['round']}"])))
+    if any((summary[which]["forgetting"] or 0) < 0 for which in ("best", "last")):
         rows.append(("", f"({BELOW_ZERO})"))
+    if summary.get("no_better_than_a_guess"):
+        rows.append(("note", summary["no_better_than_a_guess"]))
     if summary.get("ended_early"):
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
     return aligned([*rows, ("results", shown(path))])
@@ -227,10 +232,18 @@ def round_line(round: Round, num_rounds: int) -> str:
 def figures_text(round: Round) -> str:
     if round.test_accuracy is None:
         return "not evaluated"
-    return f"accuracy {round.test_accuracy:5.1%}  forgetting {round.forgetting:5.1%}"
+    words = f"accuracy {round.test_accuracy:5.1%}"
+    return words if round.forgetting is None else f"{words}  forgetting {round.forgetting:5.1%}"
 
 
 def cell_text(summary: dict[str, Any]) -> str:
     """How a run of a grid ended; `run 2/9  NAME` stands before it."""
     best, last = summary["best"], summary["last"]
-    return f"best {best['test_accuracy']:.1%}  last {last['test_accuracy']:.1%}  forgetting {last['forgetting']:.1%}"
+    words = [f"best {best['test_accuracy']:.1%}", f"last {last['test_accuracy']:.1%}"]
+    return "  ".join([*words, *forgetting_text(last)])
+
+
+def forgetting_text(of_round: Mapping[str, Any]) -> list[str]:
+    """The forgetting of an evaluated round, as a list; empty where nothing could be forgotten yet."""
+    lost = of_round["forgetting"]
+    return [] if lost is None else [f"forgetting {lost:.1%}"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,16 @@ from rayfed.runtime.address import are_here, job_server, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import (
+    RUNS,
     complete_name,
     job_argument,
     read_override,
     settings_option,
     trust_option,
 )
-from rayfed.screen.text import aligned
+from rayfed.screen.text import aligned, shown
 from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
+from rayfed.submit.local import LocalRun, local_run
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -206,12 +209,18 @@ def submit(
 )
 @address_option
 def logs(name: str, follow: bool, address: str | None) -> None:
-    """Print the log of a submitted job.
+    """Print the log of a submitted job, or of a run of this folder.
 
     NAME is a run's name (of several submissions, the newest) or a submission id.
     """
-    with job_server(address) as cluster:
-        submission = cluster.find(name)
+    here = local_run(name, RUNS) if address is None else None
+    with _submission_or(here, name, address) as found:
+        if here and found is None:
+            print(f"log: {shown(here.path / 'log.txt')}", file=sys.stderr)
+            here.follow(show) if follow else show(here.log())
+            return
+        assert found is not None
+        cluster, submission = found
         if not follow:
             print(cluster.log(submission.id), end="")
             return
@@ -228,13 +237,18 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 @click.argument("name", shell_complete=complete_name)
 @address_option
 def stop(name: str, address: str | None) -> None:
-    """Stop a submitted job, and wait for its end.
+    """Stop a submitted job, or a run of this folder, and wait for its end.
 
     NAME is a run's name (of several submissions, the newest) or a submission id. The run has a minute to keep its
     finished rounds.
     """
-    with job_server(address) as cluster:
-        submission = cluster.find(name)
+    here = local_run(name, RUNS) if address is None else None
+    with _submission_or(here, name, address) as found:
+        if here and found is None:
+            stop_here(here)
+            return
+        assert found is not None
+        cluster, submission = found
         if submission.over:
             print(f"{name} is {submission.status} already")
             return
@@ -253,6 +267,39 @@ def stop(name: str, address: str | None) -> None:
         if not ended.over:
             raise Failure(f"{name} has not ended yet; later: {hint('status', name, address)}", 1)
         print(f"{name} is {ended.status}" + results_of(ended))
+
+
+@contextmanager
+def _submission_or(
+    here: LocalRun | None, name: str, address: str | None
+) -> Iterator[tuple[Jobs, Submission] | None]:
+    """The newest submission of a run with its cluster; None for a run of this folder that no cluster runs."""
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(job_server(address))
+            submission = cluster.find(name)
+        except InputError as error:
+            if here is None:
+                nowhere = f"'{name}': no run of this name in {RUNS}, and "
+                raise InputError(f"{'' if address else nowhere}{error}") from None
+            yield None
+            return
+        # An earlier submission of this name may be over, while a run that was started here goes on.
+        yield None if here and here.is_running and submission.over else (cluster, submission)
+
+
+def stop_here(run: LocalRun) -> None:
+    """Stop a run that works on this machine, and tell how to continue it."""
+    again = f"to continue it: rayfed resume {shown(run.path)}"
+    if not run.is_running:
+        status = run.status
+        print(f"{run.name} is {status}" if status == "done" else f"{run.name} is {status}; {again}")
+        return
+    number = run.process()
+    print(f"stopping {run.name}, process {number}", file=sys.stderr)
+    if not run.stop():
+        raise Failure(f"{run.name} has not ended yet; `kill {number}` asks it again", 1)
+    print(f"{run.name} is {run.status}; {again}")
 
 
 def refuse_twins(run: str, submissions: Sequence[Submission], address: str | None) -> None:

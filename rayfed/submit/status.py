@@ -1,5 +1,6 @@
 """The command status: the jobs submitted to a cluster and the runs of this folder."""
 
+import os
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from rayfed.base.errors import InputError, NoRay, Resumable, harmless
+from rayfed.base.errors import InputError, NoRay, NoToken, Resumable, harmless
 from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_summary, status_of
-from rayfed.runtime.address import job_server
+from rayfed.runtime.address import VARIABLES, job_server
 from rayfed.runtime.jobs import Jobs, Submission
 from rayfed.screen.options import RUNS, complete_name
 from rayfed.screen.text import aligned, duration, print_table, shown
@@ -37,6 +38,10 @@ def status(name: str | None, address: str | None) -> None:
             print(aligned(list(zip(RUN, here, strict=True))))
             if here[1] not in ("done", "running"):
                 print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
+            if here[1] == "running":
+                print(
+                    f"its log: {hint('logs -f', name, None)}; to stop it: {hint('stop', name, None)}"
+                )
         try:
             with job_server(address) as cluster:
                 submission = cluster.find(name)
@@ -58,6 +63,11 @@ def status(name: str | None, address: str | None) -> None:
             list_submissions(cluster)
     except NoRay:
         print("\nno Ray answers on this machine, so there are no submitted jobs")
+    except NoToken as error:
+        if address or any(os.environ.get(name) for name in VARIABLES):
+            raise
+        # The usual address may be another user's Ray, of which this user need not know anything.
+        print(f"\nnote: submitted jobs are not listed: {error}")
 
 
 def describe(cluster: Jobs, one: Submission, address: str | None) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rayfed.folder.tables import COLUMNS, EVALUATED, round_rows
 from rayfed.rounds import engine
@@ -69,14 +70,18 @@ class Again:
     ) -> Check:
         numbers = of_tables(round_rows(again, self.site)) | of_checkpoint(again, self.workers)
         right = {
-            place: numbers[place] for place in numbers if wanted(place) and self._is_due(place)
+            place: number
+            for place, number in numbers.items()
+            if wanted(place) and self._is_due(place, number)
         }
         faults = differing(self.recorded, right, f"({what})", self.within)
         return f"round {again.round}", f"{what}: {len(right):,} numbers and tensors", faults
 
-    def _is_due(self, place: Key) -> bool:
+    def _is_due(self, place: Key, number: Any) -> bool:
         """Whether a number was recorded, or must be: what a run measures may change when it is resumed."""
         _, row, column = place
+        if column == "forgetting" and number is None and self.recorded.get(place) == 0.0:
+            return False  # earlier versions wrote 0.0 before anything could be forgotten
         table = row.partition(",")[0]
         return place in self.recorded or (
             table != "confusions" and column in COLUMNS.get(table, ())

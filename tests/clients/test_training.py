@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfed.base.errors import InputError
 from rayfed.clients.batches import batches
 from rayfed.clients.schedules import Constant, Cosine, Step
 from rayfed.clients.settings import Training
@@ -67,6 +69,80 @@ def test_rates_are_those_of_torchs_schedulers(schedule, theirs):
         assert training.lr_at(round) == pytest.approx(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
+
+
+OWN = """
+import random
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Same:
+    def factor(self, round):
+        return 1
+
+@dataclass(frozen=True)
+class Rate:
+    value: float
+    def factor(self, round):
+        return {1.5: "fast", 2.5: None, 3.5: random.random(), 4.5: float("nan")}.get(self.value, self.value)
+
+@dataclass(frozen=True)
+class Broken:
+    def factor(self, round):
+        return 1 / abs(round - 2)
+
+@dataclass
+class Thawed:
+    def factor(self, round):
+        return 1
+
+def function(round):
+    return 1
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of schedules; gives what makes a job's rates from one of them."""
+    (tmp_path / "schedules_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def rates(name, **values):
+        schedule = {"name": f"schedules_of_mine:{name}", **values}
+        train = {"num_rounds": 5, "lr": 0.3, "schedule": schedule}
+        job = make_job({"name": "n", "train": train})
+        assert make_job(job.table()).train == job.train, "a run's job.toml has it too"
+        return [job.train.lr_at(round) for round in range(1, 6)]
+
+    yield rates
+    sys.modules.pop("schedules_of_mine", None)
+
+
+def test_a_constant_schedule_of_ones_own_has_the_rates_of_constant(own):
+    constant = make_job({"name": "n", "train": {"num_rounds": 5, "lr": 0.3}}).train
+    assert own("Same") == own("Rate", value=1.0) == [constant.lr_at(n) for n in range(1, 6)]
+    assert own("Rate", value=0.5) == [0.15] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("Rate", {"value": -1.0}, "factor(1) gives -1.0; give a finite number above 0"),
+        ("Rate", {"value": 0.0}, "factor(1) gives 0.0; give a finite number above 0"),
+        ("Rate", {"value": 4.5}, "factor(1) gives nan; give a finite number above 0"),
+        ("Rate", {"value": 1.5}, "factor(1) gives 'fast'; give a number, such as 0.5"),
+        ("Rate", {"value": 2.5}, "factor(1) gives None; give a number, such as 0.5"),
+        ("Rate", {"value": 3.5}, "it must depend on the round and on the fields alone"),
+        ("Rate", {}, "train.schedule.value is missing"),
+        ("Broken", {}, "factor(2) fails: ZeroDivisionError: division by zero"),
+        ("Thawed", {}, "it must be a frozen dataclass with a method `factor(self, round)`"),
+        ("function", {}, "it must be a frozen dataclass with a method `factor(self, round)`"),
+    ],
+    ids=str,
+)
+def test_a_schedule_of_ones_own_that_gives_no_rate_is_refused(own, name, values, says):
+    with pytest.raises(InputError, match=re.escape(says)):
+        own(name, **values)
 
 
 def test_a_schedule_is_what_clients_train_with(make_site, play):

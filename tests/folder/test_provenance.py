@@ -171,17 +171,22 @@ def test_ones_own_modules_are_kept_and_changed_ones_need_leave(tables, tmp_path,
     assert len(list((path / "modules").iterdir())) == 3
 
 
-def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_named(
+def test_modules_of_models_partitions_and_schedules_are_noted_and_libraries_only_where_named(
     tables, own, tmp_path
 ):
     own(
         "my_rules",
         "from rayfed.data.partition import Iid\nfrom rayfed.models.convnets import lenet\n",
     )
+    own(
+        "my_rates",
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\n"
+        "class Same:\n    def factor(self, round):\n        return 1\n",
+    )
     tables |= {"method": "fedavg", "model": "my_rules:lenet"}
-    assert set(environment(rayfed.run(tables, {"train.num_rounds": 1}).path)["modules"]) == {
-        "my_rules"
-    }
+    changes = {"train.num_rounds": 1, "train.schedule": "my_rates:Same", "train.lr_decay": 1.0}
+    noted = environment(rayfed.run(tables, changes).path)["modules"]
+    assert set(noted) == {"my_rules", "my_rates"}
 
 
 def test_the_noted_partition_is_what_was_dealt_before_an_auxiliary_set_was_withdrawn(tables):

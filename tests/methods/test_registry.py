@@ -1,6 +1,7 @@
 """Methods by name: what a job file can say, and the messages for everything else."""
 
 import inspect
+import pickle
 import re
 import sys
 
@@ -113,7 +114,7 @@ def test_a_recipe_is_described_by_its_name(name):
         ({"name": "fedlsd", "beta": 0.25}, "fedlsd beta = 0.25"),
         (
             ["kd", {"name": "proximal", "mu": 0.1}],
-            "distill + proximal mu = 0.1, with cross_entropy and average",
+            "kd + proximal mu = 0.1",
         ),
         (
             ["normalized_average", "restricted_cross_entropy"],
@@ -127,6 +128,19 @@ def test_a_recipe_is_described_by_its_name(name):
 )
 def test_a_method_is_described_as_it_was_written(given, text):
     assert describe(m.read_method(given)) == text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["fedavg", "proximal"], ["proximal", "fedntd"], ["fedprox", "not_true_distill"]],
+    ids=str,
+)
+def test_a_composed_method_keeps_its_typed_names_through_a_pickle_and_is_equal_to_its_parts(given):
+    typed = m.read_method(given)
+    assert describe(pickle.loads(pickle.dumps(typed))) == " + ".join(given)
+    again = m.read_method(m.write_method(typed))  # from the job.toml of a run, which has the parts
+    assert again == typed == tuple(typed)
+    assert describe(tuple(typed)) in ("fedprox", "fedntd + proximal")
 
 
 @pytest.mark.parametrize("name", [*m.RECIPES, *m.PARTS])

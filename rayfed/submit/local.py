@@ -1,0 +1,141 @@
+"""The runs of this folder that work on this machine: which process each is, how to follow it and how to stop it."""
+
+import os
+import platform
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfed.base.errors import InputError
+from rayfed.base.files import read_regular
+from rayfed.folder.owner import LOCK, is_locked
+from rayfed.folder.summary import status_of
+
+HOLDER = re.compile(r"process (\d+) on (.+)")
+POLL = 0.2  # seconds
+STOP_LIMIT = 90.0  # seconds in which a run keeps its finished rounds
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run's folder, and the name that the user gave."""
+
+    name: str
+    path: Path
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process writes to the folder, as far as can be seen from here."""
+        return is_locked(self.path)
+
+    @property
+    def status(self) -> str:
+        """How the run stands, as `rayfed status` says it."""
+        return status_of(self.path)
+
+    def process(self) -> int:
+        """The process that writes to the folder, if it is one of this machine. Raises `InputError` otherwise.
+
+        The lock's file names it, and it must have that file open: a number alone may be another process by now, or one
+        of another machine or container.
+        """
+        lock = self.path / LOCK
+        try:
+            words = read_regular(lock).decode(errors="replace").partition("\n")[0]
+        except OSError as error:
+            raise InputError(f"'{lock}' cannot be read: {error}") from None
+        match = HOLDER.fullmatch(words)
+        if match is None:
+            raise InputError(f"'{lock}' does not say which process runs {self.name}")
+        number, host = int(match[1]), match[2]
+        if host != platform.node():
+            raise InputError(
+                f"{self.name} runs on {host}, as process {number}: stop it there, with `kill {number}`"
+            )
+        if not _has_open(number, lock):
+            raise InputError(
+                f"{self.name} is written to by process {number}, which is another user's, or of another container: "
+                "stop it where it was started"
+            )
+        return number
+
+    def follow(self, show: Callable[[str], None]) -> None:
+        """Show the log, and what is added to it until the run ends."""
+        shown = 0
+        while True:
+            running = self.is_running  # before the log, which may still grow until then
+            text = self.log()
+            show(text[shown:])
+            shown = len(text)
+            if not running:
+                return
+            time.sleep(POLL)
+
+    def log(self) -> str:
+        """Everything in the run's log so far."""
+        try:
+            return read_regular(self.path / "log.txt").decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise InputError(f"'{self.path / 'log.txt'}' cannot be read: {error}") from None
+
+    def stop(self) -> bool:
+        """Ask the run to stop, and wait until it has kept its finished rounds. Whether it has ended in time.
+
+        Raises `InputError` where its process is not of this machine and user, or works for a Ray.
+        """
+        number = self.process()
+        if _command(number).startswith("ray::"):
+            raise InputError(
+                f"{self.name} is a run of a grid, which Ray would begin again: stop the whole grid, by Ctrl-C or "
+                "`kill` of its command `rayfed run`"
+            )
+        try:
+            os.kill(number, signal.SIGTERM)
+        except PermissionError:
+            raise InputError(
+                f"{self.name} runs as process {number} of another user, who alone can stop it"
+            ) from None
+        except ProcessLookupError:
+            pass  # it has just ended
+        end = time.monotonic() + STOP_LIMIT
+        while self.is_running and _has_open(number, self.path / LOCK) and time.monotonic() < end:
+            time.sleep(POLL)
+        return not _has_open(number, self.path / LOCK)
+
+
+def local_run(name: str, root: Path) -> LocalRun | None:
+    """The run of this name, or in the folder of this path, among the runs below `root`; None if there is none."""
+    for path in (root / name, Path(name)):
+        with suppress(OSError, ValueError):  # a name that no path can have
+            if any((path / file).is_file() for file in ("summary.json", "log.txt")):
+                return LocalRun(name, path)
+    return None
+
+
+def _has_open(number: int, file: Path) -> bool:
+    """Whether a process has a file open. Not where it is another user's, or of another container."""
+    try:
+        wanted = os.stat(file)
+        links = os.listdir(f"/proc/{number}/fd")
+    except OSError:
+        return False
+    for link in links:
+        with suppress(OSError):  # it was closed in the meantime
+            found = os.stat(f"/proc/{number}/fd/{link}")
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
+
+
+def _command(number: int) -> str:
+    """What a process calls itself; '' where it has ended."""
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
