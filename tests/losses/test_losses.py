@@ -342,17 +342,19 @@ def test_a_single_sample_and_a_single_feature_have_no_correlation():
         assert (gradient(losses.decorrelation, x) == 0).all()
 
 
-def test_correlations_within_classes_are_those_of_each_class_alone():
+@pytest.mark.parametrize("first", [2, 3])
+def test_correlations_within_classes_are_those_of_each_class_alone(first):
     x, alone = some(8)[0], torch.arange(8)
     assert losses.class_decorrelation(x, alone).item() == 0  # no class has two samples
     assert (gradient(lambda x: losses.class_decorrelation(x, alone), x) == 0).all()
     torch.testing.assert_close(losses.class_decorrelation(x, 0 * alone), losses.decorrelation(x))
-    halves = (3 * losses.decorrelation(x[:3]) + 5 * losses.decorrelation(x[3:])) / 8
-    moved = (
-        x + torch.tensor([9.0, -2.0])[(alone >= 3).long(), None]
-    )  # classes far apart correlate all features
+    one, other = x[:first], x[first:]
+    mean = (first * losses.decorrelation(one) + (8 - first) * losses.decorrelation(other)) / 8
+    labels = (alone >= first).long()
+    # Classes far apart correlate all features.
+    moved = x + torch.tensor([9.0, -2.0])[labels, None]
     assert losses.decorrelation(moved) > 2 * losses.decorrelation(x)
-    torch.testing.assert_close(losses.class_decorrelation(moved, (alone >= 3).long()), halves)
+    torch.testing.assert_close(losses.class_decorrelation(moved, labels), mean)
 
 
 @pytest.mark.parametrize(("angle", "pushed"), [(30, True), (60, False)])
@@ -366,3 +368,24 @@ def test_samples_of_one_class_are_pushed_apart_only_beyond_the_threshold(angle, 
         lambda x: losses.relaxed_contrast(x, torch.tensor([0, 0]), tau=0.5, threshold=0.7), x
     )
     assert (found[1, 1] < -1e-3) if pushed else found.abs().max() < 1e-12
+
+
+def test_a_cosine_exactly_at_the_threshold_is_pushed():
+    """The two samples of one class are orthogonal: their cosine is 0 without rounding."""
+    x, labels = torch.eye(2, dtype=torch.float64), torch.tensor([0, 0])
+    for threshold, pushed in ((0.0, True), (0.1, False)):
+        found = gradient(
+            lambda x, threshold=threshold: losses.relaxed_contrast(
+                x, labels, tau=0.5, threshold=threshold
+            ),
+            x,
+        )
+        assert (found.abs().max() > 1e-3) == pushed
+
+
+def test_features_that_are_equal_do_not_count_in_the_median_of_the_distances():
+    """Of six distances three are 0, and three are 4."""
+    x = torch.tensor([[0.0], [0.0], [0.0], [2.0]], dtype=torch.float64)
+    expected = (3 + 3 * math.exp(-1)) / 6
+    assert losses.feature_uniformity(x).item() == pytest.approx(expected)
+    assert losses.feature_uniformity(x[:3]).item() == 0
