@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayfed.folder.packing import from_bytes, to_bytes
 from rayfed.tensors import trees
-from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Scaled, layout_of, leaves, tree_map
 from rayfed.tensors.wire import pack, unpack
 
@@ -188,6 +188,35 @@ def test_a_sum_does_not_change_its_summands(dtype):
     total = ordered_sum({"x": first, "y": Scaled(2, first)}, {"x": second, "y": Scaled(3, second)})
     assert lists(total) == {"x": [2, 2], "y": [5, 5]}
     assert first.tolist() == second.tolist() == [1, 1]
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(any_tree.filter(lambda tree: not _holds_what_cannot_be_added(tree)))
+def test_a_sum_on_the_wire_has_the_bytes_of_its_tensors_and_no_others(tree):
+    total = OrderedSum()
+    total.add(tree)
+    sent, packed = total.packed(), pack(total.value)
+    assert sent.skeleton == packed.skeleton
+    assert {dtype: each.tobytes() for dtype, each in sent.buffers.items()} == {
+        dtype: each.tobytes() for dtype, each in packed.buffers.items()
+    }
+
+
+def _holds_what_cannot_be_added(tree):
+    try:
+        checked(tree)
+    except ValueError:
+        return True
+    return False
+
+
+def test_finite_values_whose_sum_is_infinite_can_be_added():
+    """The check looks at sums first, as that is a tenth of the work."""
+    large = torch.full((2,), 3e38)
+    assert large.sum().isinf()
+    assert ordered_sum({"w": large})["w"].tolist() == large.double().tolist()
+    with pytest.raises(ValueError, match="holds a NaN or an infinity at w"):
+        ordered_sum({"w": torch.tensor([3e38, math.inf])})
 
 
 def test_a_sum_takes_tensors_of_several_devices():

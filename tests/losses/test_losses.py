@@ -389,3 +389,10 @@ def test_features_that_are_equal_do_not_count_in_the_median_of_the_distances():
     expected = (3 + 3 * math.exp(-1)) / 6
     assert losses.feature_uniformity(x).item() == pytest.approx(expected)
     assert losses.feature_uniformity(x[:3]).item() == 0
+
+
+def test_a_teacher_that_gives_the_label_exactly_one_in_c_is_not_trusted():
+    """Equal logits: 1/4 without rounding. The mask keeps what is above 1/C."""
+    logits, labels = torch.zeros(4, 4), torch.arange(4)
+    assert not losses.trusted(logits, labels, "adaptive").any()
+    assert losses.trusted(logits + 0.1 * torch.eye(4), labels, "adaptive").all()
