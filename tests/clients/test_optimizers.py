@@ -142,3 +142,13 @@ def test_the_terms_of_all_parts_are_clipped_together(make_site, play):
     names = parameters_of(site.model)
     moved = squared_distance({name: before[name] for name in names}, after).sqrt().item()
     assert math.isclose(moved, site.job.train.lr * 0.5, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("round", [1, 2, 4])
+def test_a_step_has_the_rate_of_its_round(optimizer, round):
+    """The first step of Adam on a gradient of 1 has the length of the rate, as one of SGD has."""
+    w = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    training = Training(optimizer=optimizer, lr=0.5, lr_decay=0.5)
+    stepper({"w": w}, training, round)(w.sum())
+    assert w.item() == pytest.approx(1 - 0.5**round)
