@@ -9,12 +9,10 @@ Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after 
 import json
 import math
 import posixpath
-import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +23,13 @@ from pyarrow import types
 from rayfed.base.errors import InputError, told
 from rayfed.base.storage import read_file
 from rayfed.data.decode import Read, decode_all
-from rayfed.data.parquet import Table, is_list, is_text
-from rayfed.data.samples import PADDING, Samples, few_classes, shortened
+from rayfed.data.labels import read_labels
+from rayfed.data.parquet import Table, coded, is_list, is_text
+from rayfed.data.samples import PADDING, Samples
 from rayfed.data.settings import Data
+from rayfed.data.words import number_of, words_of
 
 LONGEST_NAME = 100  # characters, of a client or a domain
-WORD = re.compile(r"\w+")
 
 
 def read_parquet(
@@ -42,63 +41,36 @@ def read_parquet(
     keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.partition.column, data.domain)"
     table = Table(fs, paths, columns, keys)
     named = class_names(table.schema, data.label)
-    if train and named and named != train.classes:
-        ours, theirs = shortened(named), shortened(train.classes)
-        raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
-    labels, classes = read_labels(table, data.label, train.classes if train else named)
-    examples, vocabulary = _read_examples(table, data, train)
+    labels = read_labels(table, data.label, named, train)
+    inputs = _read_examples(table, data, train)
     groups, clients = _read_groups(table, client) if client else (None, ())
     domains, names = _read_groups(table, data.domain) if data.domain else (None, ())
-    return Samples(examples, labels, classes, groups, domains, names, vocabulary, clients)
+    return Samples(
+        examples=inputs.examples,
+        labels=labels.numbers,
+        classes=labels.classes,
+        groups=groups,
+        domains=domains,
+        domain_names=names,
+        vocabulary=inputs.vocabulary,
+        group_names=clients,
+        numbered=labels.numbered,
+        lengths=inputs.lengths,
+    )
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     """The class names that a schema's metadata gives for the column `label`, in label order."""
     metadata = schema.metadata or {}
     if b"classes" in metadata:
-        return tuple(metadata[b"classes"].decode(errors="replace").split(","))
+        names = metadata[b"classes"].decode(errors="replace").split(",")
+        return tuple(name.strip() for name in names)
     try:
         return tuple(
             map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"])
         )
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
-
-
-def read_labels(
-    table: Table, name: str, known: tuple[str, ...] | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as int64 (N,) and the class names. `known` are the names known before, if any."""
-    column = table.column(name)
-    if is_text(column.type):
-        codes, used = _coded(column)
-        classes = known or tuple(used)
-        label_of = {label: number for number, label in enumerate(classes)}
-        labels = np.array([label_of.get(label, -1) for label in used])[codes]
-        few_classes(len(classes), f"column '{name}'")
-        unknown = np.flatnonzero(labels < 0)
-        if len(unknown):
-            row = int(unknown[0])
-            label = used[codes[row]]
-            raise InputError(
-                f"{table.place(row)}: label '{label}' is not one of the classes ({shortened(classes)})"
-            )
-        return labels, classes
-    if not types.is_integer(column.type):
-        raise InputError(
-            f"{table.place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text"
-        )
-    labels = column.to_numpy().astype(np.int64)
-    num_classes = len(known) if known else int(labels.max()) + 1
-    few_classes(num_classes, f"column '{name}'")
-    classes = known or tuple(map(str, range(num_classes)))
-    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(outside):
-        row = int(outside[0])
-        raise InputError(
-            f"{table.place(row)}: label {labels[row]} is outside 0..{num_classes - 1} ({shortened(classes)})"
-        )
-    return labels, classes
 
 
 def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -113,7 +85,7 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         raise InputError(
             f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name"
         )
-    codes, values = _coded(column)
+    codes, values = coded(column)
     names = tuple(map(str, values))
     seen = [
         any(map(str.isprintable, "".join(each.split()))) for each in names
@@ -134,21 +106,23 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return codes, names
 
 
-def _coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
-    """A column's values, numbered in their sorted order, int64 (N,), and the values. Each is unpacked once."""
-    encoded = column.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    order = sorted(range(len(values)), key=values.__getitem__)
-    return np.argsort(order)[encoded.indices], [values[index] for index in order]
+class Inputs(NamedTuple):
+    """What a model sees of each row."""
+
+    examples: np.ndarray
+    vocabulary: int = 0  # of tokens
+    lengths: np.ndarray | None = (
+        None  # of lists of tokens, int64 (N,), before they are cut and padded
+    )
 
 
-def _read_examples(table: Table, data: Data, train: Samples | None) -> tuple[np.ndarray, int]:
-    """The rows' images, tokens or vectors, and the vocabulary of tokens; 0 of others."""
+def _read_examples(table: Table, data: Data, train: Samples | None) -> Inputs:
+    """The rows' images, tokens or vectors."""
     if data.features:
-        return read_vectors(table, data.features), 0
+        return Inputs(read_vectors(table, data.features))
     if data.tokens or data.text:
         return read_tokens(table, data, train)
-    return read_images(table, data), 0
+    return Inputs(read_images(table, data))
 
 
 def read_images(table: Table, data: Data) -> np.ndarray:
@@ -235,8 +209,8 @@ def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
     return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
 
 
-def read_tokens(table: Table, data: Data, train: Samples | None) -> tuple[np.ndarray, int]:
-    """A column as int64 (N, L), and its vocabulary. Raises `InputError`, with the row.
+def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
+    """A column as int64 (N, L), its vocabulary, and the lengths of its lists. Raises `InputError`, with the row.
 
     A test set has the length and the vocabulary of `train`. Token 0 pads; in text, no word has it.
     """
@@ -275,22 +249,13 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> tuple[np.nda
     )  # of each value in its list
     kept = position < length
     out[rows[kept], position[kept]] = values[kept]
-    return out, vocabulary
-
-
-def number_of(word: str, vocabulary: int) -> int:
-    """The token number of a word, 1 to `vocabulary` - 1: the same in every process and on every machine.
-
-    >>> number_of("goal", 20_000)
-    8686
-    """
-    return zlib.crc32(word.encode()) % (vocabulary - 1) + 1
+    return Inputs(out, vocabulary, sizes)
 
 
 def _words(block: pa.Array, vocabulary: int) -> pa.Array:
-    """The numbers of the words of each text: runs of letters and digits, in lower case."""
+    """The numbers of the words of each text."""
     number = cache(lambda word: number_of(word, vocabulary))
-    lists = [[number(word) for word in WORD.findall(text.lower())] for text in block.to_pylist()]
+    lists = [[number(word) for word in words_of(text)] for text in block.to_pylist()]
     return pa.array(lists, pa.list_(pa.int64()))
 
 

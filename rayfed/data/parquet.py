@@ -6,6 +6,7 @@ types) are read as its usual form.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -114,6 +115,14 @@ class Table:
         if len(missing):
             raise InputError(f"{self.place(start + int(missing[0]))}: no value in column '{name}'")
         return block
+
+
+def coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
+    """A column's values, numbered in their sorted order, int64 (N,), and the values. Each is unpacked once."""
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return np.argsort(order)[encoded.indices], [values[index] for index in order]
 
 
 def is_list(kind: pa.DataType) -> bool:

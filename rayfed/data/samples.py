@@ -36,6 +36,10 @@ class Samples:
     domain_names: tuple[str, ...] = ()  # sorted
     vocabulary: int = 0  # of tokens: each is below it
     group_names: tuple[str, ...] = ()  # sorted
+    # The files say which number is which class: their labels are numbers, or they list the names.
+    numbered: bool = False
+    # Of text and tokens: int64 (N,), how many each example had before it was cut or padded.
+    lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,21 +51,23 @@ class Samples:
 
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
-        groups, domains = (
-            None if each is None else each[rows] for each in (self.groups, self.domains)
-        )
         return replace(
             self,
             examples=self.examples[rows],
             labels=self.labels[rows],
-            groups=groups,
-            domains=domains,
+            groups=_taken(self.groups, rows),
+            domains=_taken(self.domains, rows),
+            lengths=_taken(self.lengths, rows),
         )
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
         """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""
         found = np.empty(0, dtype=np.int64) if self.domains is None else self.domains[rows]
         return np.bincount(found, minlength=len(self.domain_names))
+
+
+def _taken(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +96,8 @@ def few_classes(num_classes: int, where: str) -> None:
     """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
         raise InputError(
-            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?"
+            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label? "
+            "Numbers of classes begin with 0 and have no gaps"
         )
 
 

@@ -24,8 +24,10 @@ from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.base.storage import exists
 from rayfed.base.values import find
 from rayfed.data.decode import resize
+from rayfed.data.examine import examine
 from rayfed.data.files import read_files
 from rayfed.data.hub import HUB, fetch
+from rayfed.data.labels import why_negative
 from rayfed.data.partition import Natural
 from rayfed.data.samples import Dataset, Samples, few_classes, hold_out, shortened
 from rayfed.data.seen import as_seen, upright
@@ -40,6 +42,7 @@ SCALES = [  # how to make uint8 of images from the lowest to the highest value
     ("images.round().astype('uint8')", 0, 255),
 ]
 SIXTEEN_BITS = ("(images / 257).round().astype('uint8')", 0, 65535)
+
 log = logging.getLogger(__name__)
 
 
@@ -101,23 +104,30 @@ def load(data: Data) -> Dataset:
         raise InputError(
             f"data.domain = '{data.domain}': the source '{data.source}' has no such column"
         )
-    return Dataset(*_alike(_as_wanted(train, data.size), _as_wanted(test, data.size)))
+    dataset = Dataset(*_alike(_of_size(train, data.size), _of_size(test, data.size)))
+    try:
+        findings = examine(dataset)
+    except InputError as error:
+        raise InputError(f"data.source = '{data.source}': {error}") from None
+    for finding in findings:
+        log.log(finding.level, "data.source = '%s': %s", data.source, finding.message)
+    return Dataset(_with_harmless_names(dataset.train), _with_harmless_names(dataset.test))
 
 
-def _as_wanted(samples: Samples, size: int) -> Samples:
-    """The samples with images of this size, and names without control characters."""
-    examples = resize(samples.examples, size) if size else samples.examples
+def _of_size(samples: Samples, size: int) -> Samples:
+    """The samples with images of this size, or with 0 as they are."""
+    return replace(samples, examples=resize(samples.examples, size)) if size else samples
+
+
+def _with_harmless_names(samples: Samples) -> Samples:
+    """The samples with names without control characters."""
     names = samples.classes, samples.domain_names, samples.group_names
     classes, domains, groups = (tuple(map(harmless, each)) for each in names)
-    return replace(
-        samples, examples=examples, classes=classes, domain_names=domains, group_names=groups
-    )
+    return replace(samples, classes=classes, domain_names=domains, group_names=groups)
 
 
 def _alike(train: Samples, test: Samples) -> tuple[Samples, Samples]:
     """Both sets, in colour if one of them is: a grey one gets three equal channels."""
-    for samples, name in ((train, "training"), (test, "test")):
-        _doubt_one_colour(samples.examples, name)
     return _as_colourful(train, test), _as_colourful(test, train)
 
 
@@ -128,21 +138,6 @@ def _as_colourful(samples: Samples, other: Samples) -> Samples:
     if not grey_among_colours:
         return samples
     return replace(samples, examples=np.repeat(samples.examples, other.shape[0], axis=1))
-
-
-def _doubt_one_colour(images: np.ndarray, name: str) -> None:
-    """Warn if all images (N, C, H, W) of a set have one colour alone, of which nothing can be learned."""
-    if images.ndim != 4:
-        return
-    colour = images[0, :, :1, :1]
-    # Nearly every set is told by its first image.
-    if (images[0] == colour).all() and (images == colour).all():
-        log.warning(
-            "all images of the %s set have one single colour, %s, and show nothing; is what they show in another "
-            "channel, or were they saved wrongly?",
-            name,
-            ", ".join(map(str, colour.ravel())),
-        )
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
@@ -218,10 +213,8 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     images, labels = (
         pair if isinstance(pair, tuple) else zip(*(pair[i] for i in range(len(pair))), strict=True)
     )
-    examples, codes = _stacked(images), np.asarray(labels)
-    if codes.shape != (len(examples),) or codes.dtype.kind not in "iu":
-        each = f"each of {len(examples)} images needs one, a whole number from 0"
-        raise InputError(f"labels are {codes.dtype} of shape {codes.shape}: {each}")
+    examples = _stacked(images)
+    codes = _codes(np.asarray(labels), len(examples))
     named = getattr(pair, "classes", None)
     few_classes(codes.max() + 1, "it")
     own = (
@@ -237,7 +230,7 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
         which = "test" if classes else "training"
         raise InputError(
             f"labels of the {which} set are {codes.min()} to {codes.max()}, and must be whole numbers from 0, below "
-            f"the number of classes, {len(own)}"
+            f"the number of classes, {len(own)}{why_negative(codes)}"
         )
     return Samples(examples, codes.astype(np.int64), own)
 
@@ -258,6 +251,24 @@ def _in_colour(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [
         np.repeat(array[:, :, None], 3, axis=2) if array.ndim == 2 else array for array in arrays
     ]
+
+
+def _codes(labels: np.ndarray, count: int) -> np.ndarray:
+    """A user's labels as whole numbers (count,). Raises InputError, with how to make them of other labels."""
+    is_float = labels.dtype.kind == "f"
+    is_whole = is_float and bool(np.isfinite(labels).all() and (labels == np.round(labels)).all())
+    if labels.shape == (count,) and (labels.dtype.kind in "iub" or is_whole):
+        return labels.astype(np.int64)
+    way = ""
+    if labels.shape == (count, 1):
+        way = "; give labels.ravel()"
+    elif labels.ndim == 2 and len(labels) == count:
+        way = "; of lists of 0 and 1, give labels.argmax(axis=1)"
+    elif labels.shape == (count,) and labels.dtype.kind in "US":
+        # Numbered by its own names, a test set that lacks one would have other numbers.
+        way = "; of names, give numpy.searchsorted(numpy.unique(labels_to_train_on), labels)"
+    each = f"each of {count} images needs one, a whole number from 0{way}"
+    raise InputError(f"labels are {labels.dtype} of shape {labels.shape}: {each}")
 
 
 def _stacked(images: Any) -> np.ndarray:

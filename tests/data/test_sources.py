@@ -277,13 +277,81 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path):
     )
     refuses(
         Data(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])),
-        "column 'label' is of type double",
+        "row 0: 0.5 in column 'label', which is of type double; labels are whole numbers or text; divide",
     )
-    renamed = write(tmp_path / "h.parquet", images, [0, 1, 0, 1], {"classes": "dog,cat"})
+    renamed = write(tmp_path / "h.parquet", images, [0, 1, 0, 1], {"classes": "dog, emu"})
     refuses(
         Data(numbers, test=renamed),
-        r"its classes \(dog, cat\) are not the training set's \(cat, dog\)",
+        r"its classes \(dog, emu\) are not the training set's \(cat, dog\); write the same names",
     )
+
+
+PETS = {"classes": "cat,dog,emu"}
+TENS = [str(number) for number in range(12)]
+MAPPED = [  # labels and names to train on and to test on; the classes; what the test labels are
+    (TENS, {}, [2, 10, 11], {}, sorted(TENS), ["2", "10", "11"]),
+    (TENS, {}, [2.0, 10.0], {}, sorted(TENS), ["2", "10"]),
+    (["01", "02", "10"], {}, [10, 1], {}, ["01", "02", "10"], ["10", "01"]),
+    (["1.0", "2.0", "2.0"], {}, [2, 1], {}, ["1.0", "2.0"], ["2.0", "1.0"]),
+    ([0, 1, 2], {}, ["2", "0"], {}, ["0", "1", "2"], ["2", "0"]),
+    ([0, 1, 2], {}, ["2.0", "00"], {}, ["0", "1", "2"], ["2", "0"]),
+    ([0, 1, 2], PETS, ["emu", "cat"], {}, ["cat", "dog", "emu"], ["emu", "cat"]),
+    ([0, 1, 2], PETS, ["2", "0"], {}, ["cat", "dog", "emu"], ["emu", "cat"]),
+    ([0, 1, 2], PETS, [2, 0], {}, ["cat", "dog", "emu"], ["emu", "cat"]),
+    (
+        ["emu", "dog", "cat"],
+        {},
+        [0, 1],
+        {"classes": "emu,dog"},
+        ["cat", "dog", "emu"],
+        ["emu", "dog"],
+    ),
+    (
+        [0, 1, 1],
+        {"classes": "cat,dog"},
+        [0, 1],
+        {"classes": "dog,cat"},
+        ["cat", "dog"],
+        ["dog", "cat"],
+    ),
+    ([0.0, 1.0, 2.0], {}, [2, 1], {}, ["0", "1", "2"], ["2", "1"]),
+    ([True, False, True], {}, [0, 1], {}, ["False", "True"], ["False", "True"]),
+    ([True, False, True], {}, ["True"], {}, ["False", "True"], ["True"]),
+]
+
+
+@pytest.mark.parametrize(("train", "names", "test", "test_names", "classes", "meant"), MAPPED)
+def test_labels_of_a_test_set_mean_the_classes_of_the_training_set(
+    tmp_path, train, names, test, test_names, classes, meant
+):
+    images = [encode(image) for image in pixels(20)]
+    first = write(tmp_path / "a.parquet", images[: len(train)], train, names)
+    second = write(tmp_path / "b.parquet", images[-len(test) :], test, test_names)
+    data = load(Data(first, test=second))
+    assert list(data.train.classes) == classes
+    assert [classes[label] for label in data.test.labels] == meant
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (["cat", "dog"], [0, 1], "row 0: column 'label' has numbers, and the training set's classes are names .cat"),
+        (["1", "2"], [1, 3], r"row 1: label 3 is not one of the classes \(1, 2\)"),
+        (["1", "01"], [1, 1], "has numbers, and the training set's classes are names"),
+        (["cat", "dog"], ["Cat ", "dog"], "row 0: label 'Cat ' is not one of .*; did you mean 'cat'"),
+        (["0", "1"], [-1, -1], "row 0: label -1 is not one of the classes .*; -1 often marks rows without"),
+        ([-1, 1], [-1, 1], "row 0: label -1 is outside 0..1 .*; of labels -1 and 1, write 0 and 1"),
+        ([0, 1], [-1, -1], "row 0: label -1 is outside 0..1 .*; -1 often marks rows without a label"),
+        (["cat", " "], ["cat", "cat"], "row 1: the text in column 'label' is empty"),
+        ([0.0, float("nan")], [0, 1], "row 1: nan in column 'label'.*leave out rows without a label"),
+        ([[1, 0], [0, 1]], [0, 1], r"of type list<.*of lists of 0 and 1, .* numpy.argmax.labels, axis=1."),
+        ([b"cat", b"dog"], [0, 1], "of type binary; write it as text: column.cast"),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_meant_are_refused(tmp_path, train, test, message):
+    images = [encode(image) for image in pixels(4)]
+    first = write(tmp_path / "a.parquet", images[:2], train)
+    refuses(Data(first, test=write(tmp_path / "b.parquet", images[2:], test)), message)
 
 
 FORMS = [  # of a type, as other tools write it: the form, and the usual type
@@ -904,7 +972,10 @@ def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
             "short",
             r"': labels are int64 of shape .8,.: each of 9 images needs one, a whole number from 0; it gives .train",
         ),
-        ("deep", r"labels are int64 of shape .9, 1.: each of 9 images"),
+        (
+            "deep",
+            r"labels are int64 of shape .9, 1.: each of 9 images .*; give labels.ravel\(\); it gives",
+        ),
         (
             "flat",
             r"images have the shape .60,., and must be .H, W., .H, W, C. or .C, H, W., C 1 or 3",

@@ -1,0 +1,288 @@
+"""One look at a data set after it was read, whatever its source, and before it is dealt to clients.
+
+What cannot be meant is refused. What is probably not meant is a warning, with the names or the numbers concerned.
+Ordinary data give neither: the embedded set, MNIST and CIFAR-10 do not, and a test sees to it.
+
+Shapes: `N` examples, `K` classes.
+"""
+
+import logging
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfed.base.errors import InputError
+from rayfed.data.labels import number_in
+from rayfed.data.samples import Dataset, Samples
+
+NAMED = 5  # names in a message
+MISSING = {"nan", "NaN", "NAN", "None", "NONE", "null", "NULL", "<NA>", "N/A", "n/a", "#N/A"}
+FEW = 20  # examples, of which each may have a class of its own
+ODD_SHARE = 0.005  # of images in both sets, or with two labels, that is warned of
+COPIED_SHARE = 0.01  # of training images that are copies, that is told
+EMPTY_SHARE = 0.01  # of texts without a word, that is warned of
+CHANCE = 2.0  # test rows that are training rows are no chance above so many times the training set's own share
+LEAST_IN_BOTH = 0.1  # share of test rows of tables and texts, that is warned of
+
+
+class Finding(NamedTuple):
+    """Something to say about a data set."""
+
+    level: int  # as `logging` has them
+    message: str
+
+
+def examine(dataset: Dataset) -> list[Finding]:
+    """What is odd about a data set. Raises `InputError` where labels cannot be labels."""
+    _refuse_ids(dataset.train)
+    findings = [Finding(logging.WARNING, message) for message in _warnings(dataset)]
+    findings += _findings_of_copies(dataset)
+    return findings
+
+
+def _warnings(dataset: Dataset) -> Iterator[str]:
+    yield from _of_counts(dataset)
+    yield from _of_names(dataset)
+    yield from _of_order(dataset)
+    for which, samples in (("training", dataset.train), ("test", dataset.test)):
+        yield from _of_one_colour(which, samples)
+        yield from _of_lengths(which, samples)
+
+
+# --- Classes
+
+
+def _refuse_ids(train: Samples) -> None:
+    if len(train) < FEW or len(np.unique(train.labels)) < len(train):
+        return
+    first = _quoted([train.classes[label] for label in train.labels[:NAMED]])
+    raise InputError(
+        f"each of the {len(train):,} training {_things(train)} has a label of its own ({first}), as an id has; name "
+        "the column of the classes with data.label"
+    )
+
+
+def _of_counts(dataset: Dataset) -> Iterator[str]:
+    """Classes without training or test examples, and too many classes."""
+    train, test = dataset.train, dataset.test
+    classes, things = train.classes, _things(train)
+    in_train = np.bincount(train.labels, minlength=len(classes)) > 0
+    in_test = np.bincount(test.labels, minlength=len(classes)) > 0
+    used = int(in_train.sum())
+    if len(train) >= FEW and used > len(train) / 2:
+        yield f"{used:,} classes for {len(train):,} training {things}; is data.label the column of the classes?"
+    nowhere = np.flatnonzero(~in_train & ~in_test)
+    numbers_alone = classes == tuple(map(str, range(len(classes))))
+    if numbers_alone and nowhere.tolist() == [0]:
+        yield (
+            f"labels begin with 1: class 0 has no {things[:-1]}, and the model has an output for it; if it is not "
+            "meant, subtract 1 from the labels"
+        )
+    elif len(nowhere):
+        remedy = "leave out their names"
+        if numbers_alone:
+            remedy = "number the labels from 0 without gaps, or write names"
+        yield (
+            f"{_some(classes, nowhere)} without any {things[:-1]}, and the model has an output for each; if it is not "
+            f"meant, {remedy}"
+        )
+    untrained = np.flatnonzero(~in_train & in_test)
+    if len(untrained):
+        yield f"{_some(classes, untrained)} with test {things} and without training {things}: no model can learn it"
+    untested = np.flatnonzero(in_train & ~in_test)
+    if len(untested):
+        yield (
+            f"{_some(classes, untested)} without test {things}: accuracy and forgetting are of the other "
+            f"{int(in_test.sum()):,}"
+        )
+
+
+def _of_names(dataset: Dataset) -> Iterator[str]:
+    """Names that look like missing labels, and names that are probably one name."""
+    classes, things = dataset.train.classes, _things(dataset.train)
+    counts = np.bincount(dataset.train.labels, minlength=len(classes))
+    for label, name in enumerate(classes):
+        if not _plain(name) or name.strip() in MISSING:
+            yield (
+                f"class {_quoted([name])} looks like a missing label, of {counts[label]:,} training {things}; leave "
+                "them out, or give them a label"
+            )
+    alike = defaultdict(list)
+    for name in classes:
+        alike[_plain(name)].append(name)
+    for names in alike.values():
+        # Letters are classes of their own: A and a.
+        if len(names) > 1 and not all(len(name) == 1 for name in names):
+            yield (
+                f"classes {_told_apart(names)} differ in capitals, spaces, invisible characters or forms of Unicode "
+                "alone; if they are one class, give it one name"
+            )
+
+
+def _of_order(dataset: Dataset) -> Iterator[str]:
+    """Numbers of a test set that were looked up among names in another order."""
+    train, test = dataset.train, dataset.test
+    if train.numbered or not test.numbered:
+        return
+    said = [number_in(name) for name in train.classes]
+    numbers = [number for number in said if number is not None]
+    if len(numbers) == len(said) and numbers != sorted(numbers):
+        yield (
+            "labels are text in the training set and numbers in the test set; a number is taken for the class of that "
+            f"name, and classes are in the order of text: {', '.join(train.classes[:NAMED])}, ..."
+        )
+
+
+def _plain(name: str) -> str:
+    """A name without what the eye does not see: capitals, spaces, invisible characters, forms of Unicode."""
+    composed = unicodedata.normalize("NFKC", name).casefold()
+    seen = [mark for mark in composed if not mark.isspace() and unicodedata.category(mark) != "Cf"]
+    return "".join(seen)
+
+
+# --- Images
+
+
+def _of_one_colour(which: str, samples: Samples) -> Iterator[str]:
+    """A set whose images (N, C, H, W) have one colour alone, of which nothing can be learned."""
+    images = samples.examples
+    if images.ndim != 4:
+        return
+    colour = images[0, :, :1, :1]
+    # Nearly every set is told by its first image.
+    if (images[0] == colour).all() and (images == colour).all():
+        yield (
+            f"all images of the {which} set have one single colour, {', '.join(map(str, colour.ravel()))}, and show "
+            "nothing; is what they show in another channel, or were they saved wrongly?"
+        )
+
+
+# --- Texts
+
+
+def _of_lengths(which: str, samples: Samples) -> Iterator[str]:
+    """Texts, or lists of tokens, that are empty, of one word, or cut."""
+    if samples.lengths is None:
+        return
+    count, length = len(samples), samples.shape[0]
+    empty = int((samples.lengths == 0).sum())
+    short = int((samples.lengths <= 1).sum())
+    cut = int((samples.lengths > length).sum())
+    texts = f"of {count:,} {which} texts"
+    if short > count / 2:
+        yield (
+            f"{short:,} {texts} have one token or none, so that few texts share any; is it the column of the texts? "
+            "Words end at spaces: split other texts with a tokenizer, and give its numbers with data.tokens"
+        )
+    elif empty >= EMPTY_SHARE * count and empty:
+        yield f"{empty:,} {texts} have no token at all; leave them out"
+    if cut > count / 2:
+        yield f"{cut:,} {texts} are longer than {length} tokens, and cut there; data.length is the limit"
+
+
+# --- Copies
+
+
+def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
+    """Test examples that are training examples, and copies with two labels.
+
+    Two photographs are never the same by chance, two rows of a table are: of yes and no, or short texts. So rows
+    count only where the test set has clearly more of the training set's rows than the training set has copies.
+    """
+    train, test = dataset.train, dataset.test
+    in_train, in_test = _hashes(train), _hashes(test)
+    distinct = len(np.unique(np.concatenate([in_train, in_test])))
+    if distinct == len(train) + len(test):
+        return
+    things = _things(train)
+    leaked = int(np.isin(in_test, in_train).sum())
+    _, copies_of_each = np.unique(in_train, return_counts=True)
+    copied = len(in_train) - len(copies_of_each)
+    with_twin = int(copies_of_each[copies_of_each > 1].sum())
+    share, own_share = leaked / len(test), with_twin / len(train)
+    are_images = train.examples.dtype == np.uint8
+    if are_images:
+        is_leak = share >= ODD_SHARE
+    else:
+        is_leak = share >= LEAST_IN_BOTH and share > CHANCE * own_share
+    if is_leak:
+        yield Finding(
+            logging.WARNING,
+            f"{leaked:,} of {len(test):,} test {things} are training {things}, too: the accuracy is partly of what the "
+            "model was trained on",
+        )
+    elif leaked and are_images:
+        yield Finding(
+            logging.INFO, f"{leaked:,} of {len(test):,} test {things} are training {things}, too"
+        )
+    if not are_images:
+        return
+    both = np.stack(
+        [np.concatenate([in_train, in_test]), np.concatenate([train.labels, test.labels])]
+    )
+    doubtful = _with_two_labels(*both)
+    if doubtful >= ODD_SHARE * (len(train) + len(test)):
+        yield Finding(
+            logging.WARNING,
+            f"{doubtful:,} of {len(train) + len(test):,} {things} are there with two labels or more",
+        )
+    if copied >= COPIED_SHARE * len(train):
+        yield Finding(
+            logging.INFO,
+            f"{copied:,} of {len(train):,} training {things} are copies of another, and clients may share them",
+        )
+
+
+def _with_two_labels(hashes: np.ndarray, labels: np.ndarray) -> int:
+    """How many examples have a copy with another label."""
+    order = np.lexsort((labels, hashes))
+    hashes, labels = hashes[order], labels[order]
+    _, start, counts = np.unique(hashes, return_index=True, return_counts=True)
+    lowest, highest = labels[start], labels[start + counts - 1]
+    return int(counts[lowest != highest].sum())
+
+
+def _hashes(samples: Samples) -> np.ndarray:
+    """A hash of each example, int64 (N,): equal for equal examples, in this process."""
+    rows = samples.examples.reshape(len(samples), -1)
+    return np.fromiter((hash(row.tobytes()) for row in rows), np.int64, len(rows))
+
+
+# --- Words of messages
+
+
+def _things(samples: Samples) -> str:
+    if samples.examples.dtype == np.uint8:
+        return "images"
+    if samples.lengths is not None:
+        return "texts"
+    return "rows"
+
+
+def _some(classes: Sequence[str], labels: np.ndarray) -> str:
+    """A number of classes, and the names of the first ones."""
+    names = _quoted([classes[label] for label in labels])
+    if len(labels) == 1:
+        return f"1 of {len(classes):,} classes, {names}, is"
+    return f"{len(labels):,} of {len(classes):,} classes, {names}, are"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Names in quotes, with spaces and invisible characters spelled out; the first ones, if there are many."""
+    shown = [f"'{_spelled_out(name)}'" for name in names[:NAMED]]
+    if len(names) > NAMED:
+        shown.append(f"and {len(names) - NAMED:,} more")
+    return ", ".join(shown)
+
+
+def _told_apart(names: Sequence[str]) -> str:
+    """Names in quotes; in ASCII, where two look the same."""
+    looks = {unicodedata.normalize("NFKC", _spelled_out(name)) for name in names}
+    return _quoted(names) if len(looks) == len(names) else ", ".join(map(ascii, names[:NAMED]))
+
+
+def _spelled_out(name: str) -> str:
+    return "".join(mark if mark == " " or mark.isprintable() else repr(mark)[1:-1] for mark in name)
