@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayfed.base.errors import InputError
-from rayfed.data.files import SPLIT
 from rayfed.data.samples import shortened
 from rayfed.data.settings import Data
+from rayfed.data.splits import split_of_file
 
 HUB = {  # our name: the place, and its column of labels
     "cinic10": ("hf://datasets/flwrlabs/cinic10", "label"),
@@ -90,7 +90,7 @@ def _common(place: str, files: list[Path]) -> str:
     folder = Path(os.path.commonpath([file.parent for file in files]))
     names = [file.relative_to(folder).as_posix() for file in files]
     inner = sorted({name.partition("/")[0] for name in names if "/" in name})
-    if inner and not all(SPLIT.match(name) for name in names):
+    if inner and not all(split_of_file(name.partition("/")[0]) for name in names):
         raise InputError(
             f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one of them"
         )
