@@ -1,6 +1,7 @@
 """Files and flat folders on any file system that pyarrow reaches."""
 
 import errno
+import mmap
 import os
 import re
 import shutil
@@ -57,7 +58,10 @@ def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     Arrow takes names in UTF-8 alone. A name on a local disk may have any bytes, as in archives of Windows.
     """
     if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
-        return pa.PythonFile(open(path, "rb", opener=open_regular), "r")
+        with open(path, "rb", opener=open_regular) as file:
+            is_empty = os.fstat(file.fileno()).st_size == 0
+            content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return pa.BufferReader(content)
     return fs.open_input_file(path)
 
 

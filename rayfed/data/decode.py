@@ -18,8 +18,19 @@ from rayfed.data.contents import what_it_is
 from rayfed.data.seen import as_seen, levels
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES: tuple[str, ...] = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 # Other names for the same formats.
 SUFFIXES += (".apng", ".jfif", ".jpe", ".pjpeg", ".pjp", ".dib", ".pbm", ".pnm")
 # Pillow 11 may lack it, and a list of formats may name only what there is.
@@ -105,7 +116,7 @@ def _pages(image: Image.Image) -> int:
     if image.format == "MPO":
         return 1
     try:
-        return image.n_frames if getattr(image, "is_animated", False) else 1
+        return int(getattr(image, "n_frames", 1)) if getattr(image, "is_animated", False) else 1
     except Exception:  # what follows the first page is damaged, and is not read
         return 1
 

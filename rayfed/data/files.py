@@ -74,13 +74,37 @@ def read_files(data: Data) -> tuple[Samples, Samples | None]:
 
 def _test_files(layout: Layout, test: "Listed | None") -> tuple[list[str], Layout]:
     """The files to test on, of `data.test` if it is given, and what their names tell."""
-    if test is not None:
-        layout = test.layout()
-    files = layout.files.get("test") or layout.files.get("val") or []
-    # What data.test names is to test on, whatever the names in it are.
-    if test is not None and not files:
-        files = [file for split in layout.files.values() for file in split]
-    return files, layout
+    if test is None:
+        chosen = layout.files.get("test") or layout.files.get("val") or []
+        return _labelled(layout, chosen), layout
+    layout = test.layout()
+    chosen = layout.files.get("test") or layout.files.get("val") or []
+    if not chosen:
+        # What data.test names is to test on, whatever the names in it are.
+        chosen = [file for split in layout.files.values() for file in split]
+    return chosen, layout
+
+
+def _labelled(layout: Layout, chosen: list[str]) -> list[str]:
+    """The test set; or the validation set, if it alone lies in folders of classes, as ImageNet's does."""
+    validation = layout.files.get("val")
+    if not validation or chosen is validation or not chosen[0].lower().endswith(SUFFIXES):
+        return chosen
+    classes = _class_names(layout, layout.files["train"])
+    if classes & _class_names(layout, chosen) or not classes & _class_names(layout, validation):
+        return chosen
+    log.warning(
+        "the test set, such as '%s', does not lie in folders of classes: the validation set, such as '%s', is tested "
+        "on",
+        chosen[0],
+        validation[0],
+    )
+    return validation
+
+
+def _class_names(layout: Layout, files: Sequence[str]) -> set[str]:
+    named = _classes_and_above(_folders_of(layout, files))
+    return {name for name, _ in named.values()}
 
 
 @dataclass(frozen=True)
@@ -219,7 +243,8 @@ def _counted(files: Sequence[str]) -> str:
 
 def _tell_others(path: str, root: str, files: Sequence[str], others: Sequence[str]) -> None:
     """Warn of files that may hold data and are not read, by suffix and number, and of folders of which nothing is."""
-    documents, unread = [], []
+    documents: list[str] = []
+    unread: list[str] = []
     has_images = files[0].lower().endswith(SUFFIXES)
     for file in others:
         stem, suffix = posixpath.splitext(posixpath.basename(file))
@@ -280,8 +305,8 @@ def read_tree(
     fs: pafs.FileSystem, files: list[str], layout: Layout, data: Data, train: Samples | None
 ) -> Samples:
     """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
-    folder_of = {posixpath.dirname(file): file for file in files}
-    named = _classes_and_above({folder: layout.folders(file) for folder, file in folder_of.items()})
+    folders = _folders_of(layout, files)
+    named = _classes_and_above(folders)
     names, above = [], []
     for file in files:
         name, group = named[posixpath.dirname(file)]
@@ -298,13 +323,19 @@ def read_tree(
         (Whole(fs, file).read for file in files), len(files), files.__getitem__, data.size
     )
     if len(classes) == 1 and not train:
-        _refuse_one_class(list(folder_of), classes[0])
+        _refuse_one_class(list(folders), classes[0])
     labels = np.array([code[name] for name in names], dtype=np.int64)
     sorted_above = tuple(map(str, groups))
     samples = Samples(images, labels, classes)
     if data.client and not train:
         samples = replace(samples, groups=codes, group_names=sorted_above)
     return replace(samples, domains=codes, domain_names=sorted_above) if data.domain else samples
+
+
+def _folders_of(layout: Layout, files: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Each folder of the files, and the names on the way to it that are of no split."""
+    examples = {posixpath.dirname(file): file for file in files}
+    return {folder: layout.folders(file) for folder, file in examples.items()}
 
 
 def _classes_and_above(folders: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:

@@ -233,6 +233,7 @@ def _one_set(root: str, files: Sequence[str], entries: set[Entry], images: bool)
     """All files as one set, with what looks like a test set in it."""
     doubtful: dict[str, bool] = {}  # and whether it holds images itself
     training = rest = ""
+    pairs = Pairs(entries)
     for entry in sorted(entries):
         names = _names(entry)
         marks = [mark_of(name, level == len(entry[0])) for level, name in enumerate(names)]
@@ -240,7 +241,10 @@ def _one_set(root: str, files: Sequence[str], entries: set[Entry], images: bool)
         for level, name in enumerate(names):
             place = "/".join([root, *names[: level + 1]])
             is_class = images and level == len(names) - 1
-            if marks[level] in ("test", "val") or (not is_class and _mentions_a_test(name)):
+            is_mentioned = _mentions_a_test(name)
+            if is_class:
+                is_mentioned = is_mentioned and pairs.mark(name, False) != ""
+            if marks[level] in ("test", "val") or is_mentioned:
                 if not (is_class and name.lower() in USUAL_CLASSES):
                     doubtful.setdefault(place, is_class)
                     is_told = True

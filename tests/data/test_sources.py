@@ -3,6 +3,9 @@
 import importlib
 import io
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +27,7 @@ from rayfed.data.partition import Natural
 from rayfed.data.seen import TURNS
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
+from rayfed.data.splits import read_layout
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 
@@ -591,6 +595,154 @@ def test_image_folders_are_read(tmp_path, held):
         Data(str(tmp_path / "train/dog")),
         "'.*/dog': all images lie in one folder, and so have one class, 'dog'",
     )
+
+
+LAYOUTS = [  # what is in a folder; the classes, or the number of files, by split
+    ("{train,test}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{Training,Testing}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{trn,tst,dev}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog", "val": "cat dog"}),
+    ("a/b/{train2017,val2017}/{cat,dog}/1.png", {"train": "cat dog", "val": "cat dog"}),
+    ("{train_images,testSet}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("seg_{train,test}/seg_{train,test}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{mytrain,mytest}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{cat,dog}/{train,test}/1.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{cat,dog}/{train_1,train_2,test_1}.png", {"train": "cat dog", "test": "cat dog"}),
+    ("{train,val}/{n1,n2}/images/1.JPEG", {"train": "n1 n2", "val": "n1 n2"}),
+    ("{train,test}/{cat,dog}/1.png notes/1.png", {"train": "cat dog", "test": "cat dog"}),
+    # Classes whose names are those of splits.
+    ("{train,test}/{bus,train,test}/1.png", {"train": "bus test train", "test": "bus test train"}),
+    ("train/{control,test}/1.png", {"train": "control test"}),
+    ("{bus,train}/1.png", {"": "bus train"}),
+    ("{valid,invalid}/1.png", {"": "invalid valid"}),
+    ("{train_station,test_tube}/1.png", {"": "test_tube train_station"}),
+    ("{interval,latest,strain}/1.png", {"": "interval latest strain"}),
+    ("{cat,dog}/{1,my_test}.png", {"": "cat dog"}),
+    ("data/{train,test}-0000{0,1}-of-00002.parquet", {"train": 2, "test": 2}),
+    ("{train-0-5f3c,test-0-aa}.parquet", {"train": 1, "test": 1}),
+    ("cifar{train,test}.parquet", {"train": 1, "test": 1}),
+    ("data-{train,dev}-0001.parquet", {"train": 1, "val": 1}),
+    ("plain/{train,test,unsupervised}-0.parquet", {"train": 1, "test": 1}),
+    ("{contest,latest}.parquet", {"": 2}),
+]
+
+
+def spread(pattern: str) -> list[str]:
+    """The paths that a pattern with {a,b} stands for."""
+    found = re.search(r"\{(.*?)\}", pattern)
+    if not found:
+        return pattern.split()
+    one_each = [pattern.replace(found[0], word, 1) for word in found[1].split(",")]
+    return [path for each in one_each for path in spread(each)]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), LAYOUTS, ids=[pattern for pattern, _ in LAYOUTS])
+def test_names_tell_the_split_at_any_depth(pattern, expected):
+    paths = sorted({f"/root/{path}" for part in pattern.split() for path in spread(part)})
+    layout = read_layout("/root", paths, images=not paths[0].endswith(".parquet"))
+    read = {}
+    for split, of_split in layout.files.items():
+        names = files._class_names(layout, of_split)
+        read[split] = len(of_split) if "parquet" in pattern else " ".join(sorted(names))
+    assert read == expected
+    assert not layout.doubtful
+
+
+DOUBTFUL = [  # what is in a folder, and words of the refusal
+    ("{cat,dog,test}/1.png", "test' looks like a test set, and holds images itself, as a class"),
+    ("{train,test}/1.png", "test' looks like a test set, and holds images itself, as a class"),
+    ("{cat,dog}_{train,test}/1.png", "cat_test' looks like a test set, and holds images itself"),
+    ("{a,test}/{cat,dog}/1.png", "test' looks like a test set, but '.*a/cat' does not look like a"),
+    ("validation/{cat,dog}/1.png", "all in it looks like a test set .'.*/validation'.; to train"),
+    ("train/{cat,dog}/1.png more/{cat,dog}/1.png", "train' looks like a training set, but '.*more"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "words"), DOUBTFUL)
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_what_looks_like_a_test_set_is_not_trained_on(tmp_path, pattern, words, fraction):
+    for part in pattern.split():
+        for path in spread(part):
+            save(tmp_path / path, pixels(1)[0])
+    refuses(Data(str(tmp_path), test_fraction=fraction), words)
+
+
+def test_a_test_set_within_the_source_is_not_trained_on(tmp_path):
+    for i, path in enumerate(spread("{site,check}/{cat,dog}/{1,2}.png")):
+        save(tmp_path / path, pixels(8)[i])
+    data = load(Data(str(tmp_path), test=str(tmp_path / "check")))
+    assert np.array_equal(data.train.examples, pixels(8)[:4])
+    assert np.array_equal(data.test.examples, pixels(8)[4:])
+
+
+def test_a_test_set_without_classes_leaves_the_test_to_the_validation_set(tmp_path, caplog):
+    """As in ImageNet."""
+    places = ["train/cat/1", "train/dog/1", "val/cat/1", "val/dog/1", "test/1", "test/2"]
+    for i, place in enumerate(places):
+        save(tmp_path / f"{place}.png", pixels(6)[i])
+    data = load(Data(str(tmp_path)))
+    assert np.array_equal(data.test.examples, pixels(6)[2:4])
+    assert "does not lie in folders of classes: the validation set" in caplog.text
+    shutil.rmtree(tmp_path / "val")
+    refuses(Data(str(tmp_path)), "1.png: it lies in no folder of a class; put each test image into")
+
+
+SYSTEMS = [
+    ".ipynb_checkpoints/1-checkpoint.png",
+    "train/.ipynb_checkpoints/1.png",
+    "train/cat/.ipynb_checkpoints/2.png",
+    "__MACOSX/train/cat/._1.png",
+    "train/@eaDir/1.png/SYNOPHOTO_THUMB_M.jpg",
+    "train/cat/Thumbs.db",
+    ".git/x/1.png",
+    "train/cat/._1.png",
+    "README.md",
+]
+
+
+def test_what_is_the_systems_is_not_read_and_not_told(tmp_path, caplog):
+    for i, place in enumerate(spread("{train,test}/{cat,dog}/1.png")):
+        save(tmp_path / place, pixels(4)[i])
+    for place in SYSTEMS:
+        save(tmp_path / place, pixels(1)[0])
+    caplog.set_level("INFO")
+    data = load(Data(str(tmp_path)))
+    assert (data.train.classes, len(data.train), len(data.test)) == (("cat", "dog"), 2, 2)
+    assert not caplog.records
+
+
+def test_files_that_are_not_read_are_told_by_suffix_and_number(tmp_path, caplog):
+    for i, place in enumerate(spread("{train,test}/{cat,dog}/_1.png")):
+        save(tmp_path / place, pixels(4)[i])
+    for place in ("train/fox/1.heic", "train/fox/2.heic", "train/cat/3.npy", "train/list.txt"):
+        save(tmp_path / place, pixels(1)[0])
+    caplog.set_level("INFO")
+    assert len(load(Data(str(tmp_path))).train) == 2
+    levels = {record.levelname: record.getMessage() for record in caplog.records}
+    assert levels["INFO"].endswith("not read: 1 .txt")
+    assert "3 files are left out, of kinds that are not read: 2 .heic, 1 .npy;" in levels["WARNING"]
+    assert levels["WARNING"].endswith("nothing is read of the folder 'train/fox'")
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path):
+    for i, place in enumerate(spread("{train,test}/{cat,dog}/1.png")):
+        save(tmp_path / place, pixels(4)[i])
+    for split in ("train", "test"):
+        os.rename(tmp_path / split / "cat", os.fsencode(tmp_path / split) + b"/caf\xe9")
+    data = load(Data(str(tmp_path)))
+    assert data.train.classes == (r"caf\udce9", "dog")
+    assert np.array_equal(data.train.examples, pixels(4)[:2])
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    png_file(folder / "train.parquet")
+    os.rename(folder / "train.parquet", os.fsencode(folder) + b"/train-\xe9.parquet")
+    assert len(load(Data(str(folder), test_fraction=0.5)).train) == 2
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+    for i, place in enumerate(spread("{cat,dog}/{1,2}.png")):
+        save(tmp_path / place, pixels(4)[i])
+    (tmp_path / "cat/3.png").symlink_to("absent.png")
+    refuses(Data(str(tmp_path), test_fraction=0.5), "3.png: cannot be read .*No such file")
 
 
 def test_folders_above_the_classes_can_be_clients(tmp_path):
