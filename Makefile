@@ -40,9 +40,11 @@ bench: .venv/installed
 
 # The wheel in dist/, and the fast tests against it: in an environment of its own, as on a machine without a clone, and in
 # a copy of the clone whose folder rayfed/ is what pip installed from the wheel. CONSTRAINTS= takes the newest versions of
-# all that it needs, test-lowest the lowest that pyproject.toml allows.
+# all that it needs. test-lowest takes the lowest that pyproject.toml allows of what rayfed itself needs, without the extras
+# (timm, wandb, ...): these ask for newer versions, and their tests are skipped.
 WHEEL := build/wheel
 CONSTRAINTS := constraints.txt
+EXTRA := dev
 wheel:
 	rm -rf build/lib build/bdist.* dist
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -50,7 +52,7 @@ wheel:
 test-wheel: wheel
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) "$$(echo dist/*.whl)[test]"
+	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) "$$(echo dist/*.whl)[$(EXTRA)]"
 	mkdir $(WHEEL)/clone
 	git ls-files -z ':!rayfed' | xargs -0 cp --parents --target-directory $(WHEEL)/clone
 	ln -s "$$($(WHEEL)/bin/python -Ic 'import rayfed; print(*rayfed.__path__)')" $(WHEEL)/clone/rayfed
@@ -60,8 +62,8 @@ test-lowest:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/pip install --quiet --disable-pip-version-check uv
 	build/uv/bin/uv pip compile --quiet --python build/uv/bin/python --resolution lowest-direct --extra test \
-		--output-file build/lowest.txt pyproject.toml
-	$(MAKE) test-wheel CONSTRAINTS=build/lowest.txt
+		--constraint tests/lowest.txt --output-file build/lowest.txt pyproject.toml
+	$(MAKE) test-wheel CONSTRAINTS=build/lowest.txt EXTRA=test
 
 # The image of cluster/, with docker or what is compatible with it: make image DOCKER=podman
 DOCKER := docker
@@ -82,7 +84,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -
 	touch $@
 
 .venv/installed: .venv/rayfed
-	$(INSTALL) '.[test]'
+	$(INSTALL) '.[dev]'
 	touch $@
 
 .venv/docs: .venv/installed

@@ -8,6 +8,7 @@
     command = "run job.toml --force --resume"     # in a folder with job.toml, the quickstart without Ray,
     files = { "runs/x/job.toml" = "name = 'x'" }  # and these files
     says = "give one of the two"
+    needs = ["timm"]                     # packages without which the row is skipped
 
 A message is an `InputError`, exit code 2, of one line, unless `lines = true`. Nothing is written, and Ray stays off.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from extras import missing
 
 from rayfed import read_job
 from rayfed.base.errors import InputError
@@ -43,6 +45,8 @@ def opened(overrides, site):
 @pytest.mark.parametrize("pair", ROWS, ids=name_of)
 def test_it_is_refused_in_words_and_nothing_is_written(pair, tmp_path, monkeypatch):
     row = pair[1]
+    if reason := missing(*row.get("needs", [])):
+        pytest.skip(reason)
     monkeypatch.chdir(tmp_path)
     if "command" in row:
         quickstart = (

@@ -38,7 +38,8 @@ every_tracker = pytest.mark.parametrize("name", trackers.TRACKERS)
 
 @pytest.fixture(autouse=True)
 def _local_stores(tmp_path, monkeypatch):
-    pytest.importorskip("wandb"), pytest.importorskip("mlflow"), pytest.importorskip("tensorboard")
+    for name in ("wandb", "mlflow", "tensorboard"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[{name}]'")
     values = {
         "WANDB_MODE": "offline",
         "WANDB_ERROR_REPORTING": "false",

@@ -33,8 +33,9 @@ SUFFIXES: tuple[str, ...] = (
 )
 # Other names for the same formats.
 SUFFIXES += (".apng", ".jfif", ".jpe", ".pjpeg", ".pjp", ".dib", ".pbm", ".pnm")
-# Pillow 11 may lack it, and a list of formats may name only what there is.
-if features.check("avif"):
+# Pillow has it since 11.3, unless it was built without, and a list of formats may name only what there
+# is. An older Pillow does not know the name, and would warn of it.
+if "avif" in features.modules and features.check("avif"):
     FORMATS += ("AVIF",)
     SUFFIXES += (".avif",)
 MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes

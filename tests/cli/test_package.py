@@ -4,6 +4,7 @@ import io
 import os
 import shlex
 import subprocess
+from inspect import signature
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -53,8 +54,10 @@ def sent(root, *without, patterns=()):
     with staged(root, sizes) as code:
         # Ray before 2.54 leaves nothing out of its own accord.
         find_excludes = getattr(ray_constants, "get_runtime_env_default_excludes", list)
-        rays_own = find_excludes()
-        create_package(code["working_dir"], archive, include_gitignore=True, excludes=rays_own)
+        options = {"excludes": find_excludes(), "include_gitignore": True}
+        if "include_gitignore" not in signature(create_package).parameters:
+            del options["include_gitignore"]  # Ray before 2.53 always does what .gitignore says
+        create_package(code["working_dir"], archive, **options)
     with ZipFile(archive) as packed:
         there = {
             entry.filename: entry.file_size for entry in packed.infolist() if not entry.is_dir()

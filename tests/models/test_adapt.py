@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from extras import needs
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -163,6 +164,7 @@ def test_a_step_with_frozen_features_is_one_of_softmax_regression_on_them(make_s
 # LoRA.
 
 
+@needs("peft")
 @pytest.mark.parametrize("name", ["lenet", "resnet8", "mobilenet"])
 def test_lora_begins_as_the_base_model_and_only_its_matrices_and_the_head_train(name):
     base, model = built(name), adapted(name, lora=Lora(rank=2))
@@ -179,6 +181,7 @@ def test_lora_begins_as_the_base_model_and_only_its_matrices_and_the_head_train(
     assert all(torch.equal(a, b) for a, b in zip(base.parameters(), kept, strict=True))
 
 
+@needs("peft")
 def test_lora_is_what_its_paper_says():
     """On one linear layer: x W' + (alpha / rank) x A' B'."""
     model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), nn.Linear(5, 3))
@@ -192,6 +195,7 @@ def test_lora_is_what_its_paper_says():
     torch.testing.assert_close(model.features(x), base.features(x) + 3.0 * x.flatten(1) @ a.T @ b.T)
 
 
+@needs("peft")
 def test_loras_matrices_depend_on_the_seed_alone():
     torch.rand(3)
     first, second = adapted("lenet", lora=Lora(rank=2)), adapted("lenet", lora=Lora(rank=2))
@@ -213,6 +217,7 @@ def test_the_keys_of_every_model_are_read_back_as_they_were_written():
         )
 
 
+@needs("peft")
 def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
     model = adapted("resnet8", lora=Lora(rank=2, targets=["features.[0-3].*"]))
     changed = {name.partition(".lora_")[0] for name in state(model) if ".lora_" in name}
@@ -223,6 +228,7 @@ def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
     assert changed and changed < {*layers}
 
 
+@needs("peft")
 @pytest.mark.parametrize(
     "inner", [nn.Flatten(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)]
 )
@@ -286,6 +292,7 @@ def test_weights_come_back_from_a_file(file):
     )
 
 
+@needs("timm")
 def test_timms_own_files_fit_and_a_head_of_other_classes_is_left_as_the_seed_draws_it(file, caplog):
     import timm
 
@@ -358,6 +365,7 @@ def test_a_run_is_not_continued_with_another_file(file, tmp_path):
 # Models of timm.
 
 
+@needs("timm")
 def test_a_model_of_timm_takes_the_datas_images_and_its_own_options_and_gives_features():
     model = built(VIT["name"], **{key: value for key, value in VIT.items() if key != "name"})
     x = torch.rand(3, *SHAPE)
@@ -368,6 +376,7 @@ def test_a_model_of_timm_takes_the_datas_images_and_its_own_options_and_gives_fe
 # A ViT with LoRA, federated.
 
 
+@needs("peft", "timm")
 def test_bytes_fall_with_the_share_that_trains(play):
     full, lora = (open_site(read_job(job(vit(**keys)))) for keys in ({}, {"lora": {"rank": 2}}))
     before = copy.deepcopy(lora.model.state_dict())
@@ -382,6 +391,7 @@ def test_bytes_fall_with_the_share_that_trains(play):
     assert all(math.isfinite(row.train_loss) for row in some.clients)
 
 
+@needs("peft", "timm")
 def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(
     file, tmp_path, write_images
 ):
@@ -420,6 +430,7 @@ def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(
     assert len(trained) == 2 and all(tensor.any() for tensor in trained)
 
 
+@needs("peft", "timm")
 def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     done = rayfed.run(job(vit(lora={"rank": 2}), path=str(tmp_path)))
     again = rayfed.resume(done.path).weights
@@ -433,6 +444,7 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     assert client_work.evaluate(site, site.model, 0, 50).confusion.sum() == 50
 
 
+@needs("peft", "timm")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["moon", "scaffold"])
 def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path, method):
