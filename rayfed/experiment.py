@@ -20,7 +20,7 @@ from rayfed.data.naming import number_of
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
-from rayfed.folder.provenance import refuse_another_partition
+from rayfed.folder.provenance import refuse_another_partition, refuse_edited
 from rayfed.folder.saved import Saved, newest
 from rayfed.folder.tables import read_table, write_own
 from rayfed.folder.trackers import tracking
@@ -271,6 +271,7 @@ def _writing_page() -> Iterator[Callable[[Path], None]]:
 def _checked_site(job: Job, saved: Saved | None, read: Read | None) -> Site:
     with at("the opening of the data and the model"):
         site = open_site(job, read)
+    refuse_edited(job)
     if saved is not None:
         saved.refuse_another(site)
     return site

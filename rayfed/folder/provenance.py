@@ -18,6 +18,7 @@ from typing import Any
 from rayfed.base.errors import InputError
 from rayfed.base.files import is_installed, read_regular
 from rayfed.data.unevenness import unevenness
+from rayfed.folder.code import Source, edited
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
@@ -81,12 +82,51 @@ def sources(job: Job) -> dict[str, bytes]:
         module = sys.modules.get(name)
         file = str(getattr(module, "__file__", None))
         if module and name not in contents and file.endswith(".py") and os.path.isfile(file):
-            contents[name] = Path(file).read_bytes()
+            contents[name] = _at_the_start.get(name) or Path(file).read_bytes()
             with suppress(SyntaxError):  # it has been changed since it was imported
                 unread += [
                     imported for imported in _imports(module, contents[name]) if _is_users(imported)
                 ]
     return contents
+
+
+_at_the_start: dict[str, bytes] = {}  # of the run that began last in this process: its modules
+
+
+def refuse_edited(job: Job) -> None:
+    """Raises `InputError` where a user's module is not imported as its file is now.
+
+    What is read here is what the run records, however its files are edited later.
+    """
+    _at_the_start.clear()
+    found = sources(job)
+    for name, content in found.items():
+        differing = edited(sys.modules[name], content)
+        if differing:
+            raise InputError(
+                f"the module '{name}' has changed since it was imported ({differing}), so the run would not be of the "
+                f"code that it records; restart Python (in a notebook the kernel), or importlib.reload({name}) and "
+                "make your parts again"
+            )
+    for one in (*all_parts(job.method), job.data.partition):
+        kind = type(one)
+        now: Any = sys.modules.get(kind.__module__)
+        for step in kind.__qualname__.split("."):
+            now = getattr(now, step, None)
+        if kind.__module__ in found and now is not None and now is not kind:
+            raise InputError(
+                f"{kind.__module__}.{kind.__qualname__} was made before its module was loaded anew, and has the earlier "
+                f"code: import it again and make it again (from {kind.__module__} import {kind.__qualname__})"
+            )
+    _at_the_start.update(found)
+
+
+def to_send(job: Job) -> list[Source]:
+    """The user's modules, for actors to import them as they were when the run began."""
+    return [
+        Source(name, str(sys.modules[name].__file__), content)
+        for name, content in sources(job).items()
+    ]
 
 
 def is_of(modules: Collection[str], error: BaseException) -> bool:

@@ -30,6 +30,7 @@ from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes
+from rayfed.methods.watch import call
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
 from rayfed.rounds.round import ClientRow
@@ -156,7 +157,7 @@ class Reply:
     )  # int64 (C, C), of the client's model on the sampled test images, if it is measured
 
 
-def survey(desk: Desk, client: int) -> dict[str, Tree]:
+def survey(desk: Desk, client: int, *, watch: bool = False) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
     site, broadcast, view = desk.site, desk.broadcast, view_of(desk, client, {})
     surveyors = [
@@ -164,14 +165,20 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
     ]
     with _isolated(site, Purpose.SURVEY, broadcast.round, client):
         return {
-            p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {}))
+            p.slot: call(
+                p,
+                "survey",
+                view.for_part(p.slot, broadcast.since, broadcast.states, {}, {}),
+                watch=watch,
+            )
             for p in surveyors
         }
 
 
-def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
+def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = False) -> Reply:
     """One client's round: local steps from the global weights on the sum of all parts' terms.
 
+    With `watch`, a part of the user's that writes to what it is given is refused.
     `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
     a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the next client is served.
     """
@@ -191,10 +198,10 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
             )
             for part in parts
         }
-        local = {part.slot: part.begin(views[part.slot]) for part in parts}
+        local = {part.slot: call(part, "begin", views[part.slot], watch=watch) for part in parts}
         model = desk.model(view.weights)
         with in_tf32(site.job.train.precision == "tf32"):
-            losses, notes = descend(site, model, view, parts, local, rng)
+            losses, notes = descend(site, model, view, parts, local, rng, views if watch else None)
         refuse_diverged(losses, notes, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())
@@ -202,7 +209,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         summands: dict[str, Tree] = {}
         memories: dict[str, Tree] = {}
         for part in parts:
-            values = part.report(views[part.slot], local[part.slot], fit)
+            values = call(part, "report", views[part.slot], local[part.slot], fit, watch=watch)
             summand, new_memory = two_values(part, "report", values, "summands", "memory")
             if summand is not None:
                 summands[part.slot] = summand
@@ -315,8 +322,12 @@ def descend(
     parts: Parts,
     local: dict[str, Tree],
     rng: torch.Generator,
+    watched: dict[str, ClientView] | None = None,
 ) -> tuple[list[float], Notes]:
-    """The optimizer's steps, in place on the model: the loss of every step, and the notes."""
+    """The optimizer's steps, in place on the model: the loss of every step, and the notes.
+
+    `watched` are the views of the parts by slot, where writing to them is refused.
+    """
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
     examples, labels = data.prepared(data.train, rows, site.device, site.job.data.augment)
@@ -335,7 +346,14 @@ def descend(
         batch = Batch(
             examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes
         )
-        terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
+        terms = {}
+        for part in with_terms:
+            if watched is None:
+                term = part.loss(batch, local[part.slot])
+            else:
+                view = watched[part.slot]
+                term = call(part, "loss", batch, local[part.slot], watch=True, client=view)
+            terms[part.slot] = a_term(part, term)
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
         losses.append(loss.detach())

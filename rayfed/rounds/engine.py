@@ -34,6 +34,7 @@ from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
+from rayfed.methods.watch import call
 from rayfed.rounds import measures
 from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.measures import UPDATES
@@ -181,7 +182,9 @@ def open_round(
         isolated(seed_of(job.seed, Purpose.TELL, number), site.device),
     ):
         for part in parts:
-            values = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            first = held[part.slot].since == number
+            arguments = (states[part.slot], view, surveyed.get(part.slot))
+            values = call(part, "tell", *arguments, watch=first)
             states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
@@ -304,7 +307,9 @@ def _updated(
         isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device),
     ):
         for part in opening.parts:
-            values = part.update(states[part.slot], total.get(part.slot), step)
+            first = opening.held[part.slot].since == number
+            arguments = (states[part.slot], total.get(part.slot), step)
+            values = call(part, "update", *arguments, watch=first)
             states[part.slot], step = two_values(part, "update", values, "state", "step")
             refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
             if stay and step.proposed is not None:

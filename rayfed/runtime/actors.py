@@ -12,6 +12,7 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from rayfed.base.errors import Restarted
+from rayfed.folder.code import Source, import_from
 from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind
 from rayfed.rounds.tasks import Task, TaskReply, add_up
@@ -46,13 +47,18 @@ class ClientActor:
         context, gpus = ray.get_runtime_context(), ",".join(map(str, ray.get_gpu_ids()))
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
-    def open(self, site: Sequence[ObjectRef]) -> tuple[tuple[str, ...], str, Kind]:
+    def open(
+        self, site: Sequence[ObjectRef], modules: Sequence[Source] = ()
+    ) -> tuple[tuple[str, ...], str, Kind]:
         """Open the run; gives where that was, the device, the kind of hardware. A restarted actor must do it again.
 
+        The user's `modules` are imported as they were when the run began: their files may have been edited since, or
+        be others on this node.
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
         queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
         object store.
         """
+        import_from(modules)
         device = device_given()
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))

@@ -22,6 +22,7 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
+from rayfed.folder.provenance import to_send
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import Kind
 from rayfed.rounds.site import Site
@@ -98,6 +99,7 @@ class Crew:
             self.options.patience, UP_LIMIT
         )  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
+        self._modules = to_send(self.site.job)
 
     def start(self, count: int) -> None:
         """Create `count` actors, wait for the first, and a little for the others; log which are up.
@@ -280,7 +282,7 @@ class Crew:
                 if not member.up:
                     member.node_id, member.node, member.gpu, member.process = answer
                     member.up = True
-                    self._ask(member, member.actor.open, [self.stored])
+                    self._ask(member, member.actor.open, [self.stored], self._modules)
                     continue
                 where, member.device, kind = answer
                 member.node_id, member.node, member.gpu, member.process = (

@@ -12,6 +12,7 @@ from torch import nn
 
 from rayfed.base.isolation import set_usual
 from rayfed.base.noted import at
+from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work
 from rayfed.rounds.client_work import Broadcast, Desk, Reply
 from rayfed.rounds.measures import UPDATES, Seen
@@ -59,6 +60,8 @@ class Worker:
         self.kind = kind_of(device)
         # The modules of the user's, until their numbers of test images were compared with those of a second look.
         self._users_modules = [one for one in users_own(self.site, 1) if isinstance(one, nn.Module)]
+        # The parts whose hooks were watched, and for which work.
+        self._watched: list[tuple[str, Parts]] = []
         self._looks_twice = site.job.ray.check_repeat
         self._model: nn.Module | None = None  # for the clients to train
         self._seen: dict[
@@ -73,7 +76,8 @@ class Worker:
         desk_of = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            return client_work.survey(desk_of(), client)
+            watch = self._is_first("survey", packed.round)
+            return client_work.survey(desk_of(), client, watch=watch)
 
         for task in tasks:
             yield _summed(f"round {packed.round} (survey)", task, surveyed)
@@ -89,7 +93,9 @@ class Worker:
         first_bits: Bits = {}  # of the first client
 
         def serve(client: int) -> Reply:
-            return client_work.train(desk_of(), client, packed.read_memory(memories.get(client)))
+            watch = self._is_first("train", packed.round)
+            memory = packed.read_memory(memories.get(client))
+            return client_work.train(desk_of(), client, memory, watch=watch)
 
         def trained(client: int) -> Tree:
             reply = serve(client)
@@ -112,6 +118,14 @@ class Worker:
             yield reply
         if self._model is not None:
             self._model.zero_grad()  # what comes next has their memory
+
+    def _is_first(self, work: str, round: int) -> bool:
+        """Whether this worker does such work for the first time with the parts of a round."""
+        parts = parts_at(self.site.job.method, round)
+        if any(work == known and parts is before for known, before in self._watched):
+            return False
+        self._watched.append((work, parts))
+        return True
 
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client its desk.
