@@ -124,6 +124,7 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
       rayfed replay runs/quickstart --round 7 --client 10
     """
     from rayfed import experiment
+    from rayfed.folder.provenance import other_versions, versions_of
     from rayfed.folder.tables import read_table
 
     try:
@@ -143,3 +144,5 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
             f"the run recorded {recorded:.4f}, which is {abs(recorded - row.train_loss):.1g} apart"
         )
         print("the run recorded the same loss" if recorded == row.train_loss else other)
+        for line in other_versions(versions_of(run)) if recorded != row.train_loss else ():
+            print(line)

@@ -57,6 +57,7 @@ from rayfed.tensors.wire import pack
 BEST = "best.safetensors"
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
+VERSIONS = "versions"  # of packages that change bits, also in a manifest
 ORIGIN = (
     "data",
     "partition",

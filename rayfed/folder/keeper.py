@@ -32,7 +32,16 @@ from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
 from rayfed.folder.guess import guess, no_better_than_a_guess
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Folders
-from rayfed.folder.provenance import about, changed_since, environment, hash_of, is_of, sources
+from rayfed.folder.provenance import (
+    about,
+    changed_since,
+    environment,
+    hash_of,
+    is_of,
+    sources,
+    versions,
+    versions_of,
+)
 from rayfed.folder.read import confusions, matrices
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
@@ -103,7 +112,7 @@ class Keeper:
         now, saved = environment(self._site, self._workers), self._saved
         work_left = saved is not None and saved.leaves_work(self._site.job)
         differing = (
-            saved.other_bits(now["hardware"], now["modules"])
+            saved.other_bits(now["hardware"], now["modules"], versions_of(self.path))
             if saved is not None and work_left
             else []
         )
@@ -129,7 +138,11 @@ class Keeper:
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
             self._checkpoints = Checkpoints(
-                folder, site.job, {**now, "about": about(site)}, saved, *checks
+                folder,
+                site.job,
+                {**now, "about": about(site), "versions": versions()},
+                saved,
+                *checks,
             )
             if saved is None:
                 self._folders.clear()

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,8 @@ from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"
+ALWAYS = ("rayfed-distill", "torch", "numpy")
+COMPUTE = (*ALWAYS, "torchvision", "timm", "peft")
 PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow")
 
 
@@ -51,6 +53,31 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the packages that compute in this process, and so can change bits.
+
+    torchvision, timm and peft count where the model has imported them.
+    """
+    names = [name for name in COMPUTE if name in ALWAYS or name in sys.modules]
+    return {name: _version(name) for name in names}
+
+
+def other_versions(noted: Mapping[str, str | None]) -> list[str]:
+    """Which packages that can change bits have other versions here than are noted of a run, in words."""
+    return [
+        f"the version of {name} is {noted[name]} there, {version} here"
+        for name, version in versions().items()
+        if noted.get(name) and version and noted[name] != version
+    ]
+
+
+def versions_of(folder: Path) -> dict[str, str | None]:
+    """The versions in `environment.json` of a run, when it began or was resumed last; empty where there are none."""
+    began = read_environment(folder)
+    packages = [began, *began.get("resumed", [])][-1].get("packages", {})
+    return {name: packages.get(name) for name in ALWAYS}
 
 
 def about(site: Site) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rayfed.base.files import PASSING
 from rayfed.base.storage import Folder
 from rayfed.folder.packing import Index, from_bytes, index_from_table, memories_in, twin_of
 from rayfed.folder.places import lineage_of
-from rayfed.folder.provenance import hash_of, hash_of_model
+from rayfed.folder.provenance import hash_of, hash_of_model, other_versions
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences, flat, other_lineage
@@ -168,8 +168,13 @@ class Saved:
         said = f" ({'; '.join(lines)})" if lines else ""
         return f"the images or labels have changed since{said}"
 
-    def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
-        """Why the run would continue to other bits, in words: other hardware, or modules with other hashes."""
+    def other_bits(
+        self, kinds: Sequence[Kind], modules: Mapping[str, str], noted: Mapping[str, str | None]
+    ) -> list[str]:
+        """Why the run would continue to other bits, in words: other hardware, versions, or modules with other hashes.
+
+        `noted` are the versions in `environment.json`, for a checkpoint that has none.
+        """
         known, code = self.manifest["hardware"], self.manifest["modules"]
         other = [
             line
@@ -180,6 +185,7 @@ class Saved:
         changed = [
             name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)
         ]
+        other += other_versions(self.manifest.get("versions", noted))
         return [*other, *(f"the module {name} has changed since the run began" for name in changed)]
 
     def _read(self, name: str) -> bytes:

@@ -1,6 +1,7 @@
 """What a run's bits depend on is noted, and a run continues only where it is the same, or where that is allowed."""
 
 import json
+import re
 import sys
 from unittest.mock import Mock
 
@@ -12,7 +13,9 @@ from click.testing import CliRunner
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
+from rayfed.folder import provenance
 from rayfed.folder.keeper import PARTITION
+from rayfed.folder.saved import Saved
 from rayfed.folder.tables import read_table
 from rayfed.runtime import hardware, worker
 
@@ -40,6 +43,31 @@ class Owners:
 
 def environment(path):
     return json.loads((path / "environment.json").read_text())
+
+
+def test_another_version_of_torch_needs_leave(tables, monkeypatch):
+    path = rayfed.run(tables, {"train.num_rounds": 2}).path
+    here = provenance.versions()
+    assert set(here) >= {"rayfed-distill", "torch", "numpy"}
+    monkeypatch.setattr(provenance, "versions", lambda: {**here, "torch": "9.9", "timm": "1.0"})
+    refused = rf"other bits: the version of torch is {re.escape(here['torch'])} there, 9\.9 here; "
+    with pytest.raises(InputError, match=refused):
+        rayfed.resume(path, {"train.num_rounds": 3})
+    rayfed.resume(path)  # there is nothing left to compute
+    rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
+    assert environment(path)["resumed"][-1]["other_bits"] == [
+        f"the version of torch is {here['torch']} there, 9.9 here"
+    ]
+
+
+def test_of_an_older_checkpoint_the_versions_in_the_environment_count(monkeypatch):
+    manifest = {"hardware": [], "modules": {}}
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "9.9", "numpy": "2.0"})
+    noted = {"torch": "9.8", "numpy": "2.0", "rayfed-distill": None}
+    assert Saved(None, manifest).other_bits([], {}, noted) == [
+        "the version of torch is 9.8 there, 9.9 here"
+    ]
+    assert Saved(None, {**manifest, "versions": {"torch": "9.9"}}).other_bits([], {}, noted) == []
 
 
 def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkeypatch):
