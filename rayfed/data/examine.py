@@ -74,7 +74,9 @@ def _of_counts(dataset: Dataset) -> Iterator[str]:
     used = int(in_train.sum())
     if len(train) >= FEW and used > len(train) / 2:
         yield f"{used:,} classes for {len(train):,} training {things}; is data.label the column of the classes?"
-    nowhere = np.flatnonzero(~in_train & ~in_test)
+    # EMNIST's letters begin with 1, and say so: their class 0 is 'N/A'.
+    is_gap = np.array([_is_missing(name) for name in classes])
+    nowhere = np.flatnonzero(~in_train & ~in_test & ~is_gap)
     numbers_alone = classes == tuple(map(str, range(len(classes))))
     if numbers_alone and nowhere.tolist() == [0]:
         yield (
@@ -105,7 +107,7 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
     classes, things = dataset.train.classes, _things(dataset.train)
     counts = np.bincount(dataset.train.labels, minlength=len(classes))
     for label, name in enumerate(classes):
-        if not _plain(name) or name.strip() in MISSING:
+        if counts[label] and _is_missing(name):
             yield (
                 f"class {_quoted([name])} looks like a missing label, of {counts[label]:,} training {things}; leave "
                 "them out, or give them a label"
@@ -134,6 +136,11 @@ def _of_order(dataset: Dataset) -> Iterator[str]:
             "labels are text in the training set and numbers in the test set; a number is taken for the class of that "
             f"name, and classes are in the order of text: {', '.join(train.classes[:NAMED])}, ..."
         )
+
+
+def _is_missing(name: str) -> bool:
+    """Whether a name is what programs write where there is no label."""
+    return not _plain(name) or name.strip() in MISSING
 
 
 def _plain(name: str) -> str:

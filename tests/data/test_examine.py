@@ -65,6 +65,7 @@ NAMED = ("cat", "dog", "emu")
         (THREE, None, ("cat", "nan", "emu"), "class 'nan' looks like a missing label, of 4 training images"),
         (THREE, None, ("cat", "None", "emu"), "class 'None' looks like a missing label"),
         (THREE, None, ("cat", " ", "emu"), "class ' ' looks like a missing label"),
+        ([1, 2], None, ("N/A", "a", "b"), None),  # as EMNIST has its letters
         (THREE, None, ("none", "nano", "NA"), None),
         ([*range(15), *range(15)], None, None, None),
         ([*range(15), *range(10)], [*range(15)], None, "15 classes for 25 training images; is data.label"),
