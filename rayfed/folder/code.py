@@ -154,7 +154,7 @@ def _other_values(
                     continue
                 name = target.id
                 here, there = namespace.get(name, ABSENT), _literal(statement.value)
-                is_known = there is not ABSENT and isinstance(here, PLAIN)
+                is_known = there is not ABSENT and type(here) in PLAIN
                 once = assigned.count(name) == 1 and name not in changing
                 if once and is_known and repr(here) != repr(there):
                     yield f"{around}{name} is {here!r} here, and {there!r} in the file"
@@ -170,7 +170,7 @@ def _other_defaults(node: ast.FunctionDef, value: Any, around: str) -> Iterator[
         yield f"{around}{node.name} has other defaults"
         return
     for mine, written in zip(here, there, strict=True):
-        if written is not ABSENT and isinstance(mine, PLAIN) and repr(mine) != repr(written):
+        if written is not ABSENT and type(mine) in PLAIN and repr(mine) != repr(written):
             yield f"a default of {around}{node.name} is {mine!r} here, and {written!r} in the file"
 
 
@@ -179,7 +179,7 @@ def _literal(node: ast.expr) -> Any:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         return ABSENT
-    return value if isinstance(value, PLAIN) else ABSENT
+    return value if type(value) in PLAIN else ABSENT
 
 
 class _Given(importlib.machinery.SourceFileLoader):
@@ -221,5 +221,5 @@ def import_from(sources: Iterable[Source]) -> None:
     for finder in list(sys.meta_path):
         if isinstance(finder, Finder):
             with suppress(ValueError):
-                sys.meta_path.remove(finder)  # type: ignore[arg-type]
-    sys.meta_path.insert(0, Finder(sources))  # type: ignore[arg-type]
+                sys.meta_path.remove(finder)
+    sys.meta_path.insert(0, Finder(sources))

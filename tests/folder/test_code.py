@@ -13,11 +13,15 @@ from rayfed.methods import compose
 
 MINE = '''"""A module of the user's."""
 from dataclasses import dataclass
+import enum
 import functools
 from rayfed.methods import Part
 
 SCALE = 0.5
 COUNT = 0
+
+class Kind(enum.IntEnum):
+    HARD = 1
 
 def helper(x, factor=2.0):
     global COUNT

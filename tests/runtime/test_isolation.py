@@ -44,7 +44,6 @@ HARMS = {
         lambda module, args, output: output * 1.5
     ),
     "modules": lambda model: setattr(model.head, "forward", lambda features: features[:, :4]),
-    "weights": lambda model: [tensor.zero_() for tensor in model.state_dict().values()],
     "threads": lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
     "dtype": lambda model: torch.set_default_dtype(torch.float64),
     "device": lambda model: torch.set_default_device("meta"),
@@ -75,7 +74,7 @@ class Harm(Part):
         return None, None
 
     def update(self, state, total, step):
-        for what in {*self.what} - {"freezes", "hooks", "modules", "weights"}:
+        for what in {*self.what} - {"freezes", "hooks", "modules"}:
             HARMS[what](None)
         return state, step
 
@@ -219,7 +218,7 @@ def test_what_is_in_force_around_a_run_changes_no_bit_and_is_in_force_again(
     assert run == expected
 
 
-@pytest.mark.parametrize("what", sorted({*HARMS} - {"freezes", "hooks", "modules", "weights"}))
+@pytest.mark.parametrize("what", sorted({*HARMS} - {"freezes", "hooks", "modules"}))
 def test_what_a_script_has_set_is_usual_in_a_run_and_as_before_after_it(what):
     """The number of threads is the job's; generators are seeded where user's code runs."""
     at_first = [setting.read() for setting in SETTINGS]
