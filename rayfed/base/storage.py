@@ -67,11 +67,12 @@ def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
 
 def read_file(fs: pafs.FileSystem, path: str, limit: int = -1) -> bytes:
     """The content of a file, or its first `limit` bytes. Raises OSError."""
-    if isinstance(fs, pafs.LocalFileSystem):
-        with open(path, "rb", opener=open_regular, buffering=0) as file:
+    if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
+        with open(path, "rb", opener=open_regular) as file:
             return file.read(limit)
     with fs.open_input_file(path) as file:
-        return bytes(file.read(None if limit < 0 else limit))
+        content: bytes = file.read() if limit < 0 else file.read(limit)
+        return content
 
 
 def _is_utf8(name: str) -> bool:

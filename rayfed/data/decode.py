@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from rayfed.base.errors import InputError
 from rayfed.data.contents import what_it_is
-from rayfed.data.seen import as_seen, levels
+from rayfed.data.seen import PLAIN, as_seen, levels
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
 FORMATS: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -75,17 +74,16 @@ def _picture(data: bytes, size: int) -> Picture:
     except Image.DecompressionBombError:
         raise InputError(f"far more than the {LARGEST:,} pixels allowed{SMALLER}") from None
     with opened as image:
-        is_large = image.width * image.height > MAX_PIXELS
-        if is_large:
+        if image.width * image.height > MAX_PIXELS:
             _refuse_too_large(image, size)
-        with ONE_LARGE if is_large else nullcontext():
-            if is_large:
-                seen = _reduced(image, size)
-            else:
-                seen = as_seen(image)
-            pixels = _channels_first(_fit(seen, size))
-        values = None if image.mode in ("L", "RGB") else levels(image)
-        highest = 0 if values is None else int(values.max())
+            with ONE_LARGE:
+                pixels = _channels_first(_fit(_reduced(image, size), size))
+        else:
+            pixels = _channels_first(_fit(as_seen(image), size))
+        highest = 0
+        if image.mode not in PLAIN:
+            values = levels(image)
+            highest = 0 if values is None else int(values.max())
         return Picture(pixels, _pages(image), highest)
 
 
@@ -113,11 +111,11 @@ def _reduced(image: Image.Image, size: int) -> Image.Image:
 
 def _pages(image: Image.Image) -> int:
     """The number of pages or frames of an image's file."""
-    # A phone's JPEG with a second, smaller picture in it is one photograph.
-    if image.format == "MPO":
-        return 1
     try:
-        return int(getattr(image, "n_frames", 1)) if getattr(image, "is_animated", False) else 1
+        # A phone's JPEG with a second, smaller picture in it is one photograph.
+        if not getattr(image, "is_animated", False) or image.format == "MPO":
+            return 1
+        return int(getattr(image, "n_frames", 1))
     except Exception:  # what follows the first page is damaged, and is not read
         return 1
 

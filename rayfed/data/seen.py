@@ -5,6 +5,7 @@ from PIL import ExifTags, Image
 
 from rayfed.base.errors import InputError
 
+PLAIN = ("L", "RGB")  # modes that are as one sees them
 GREY = {"1": "L", "L": "L", "LA": "LA", "La": "LA"}
 WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -29,8 +30,10 @@ def as_seen(image: Image.Image) -> Image.Image:
     """
     # Some notes stand behind the pixels in a file.
     image.load()
+    if not image.info and image.mode in PLAIN:
+        return image
     image = upright(image)
-    if image.mode in ("L", "RGB") and "transparency" not in image.info:
+    if image.mode in PLAIN and "transparency" not in image.info:
         return image
     if image.mode in (*SIXTEEN_BITS, "I", "F"):
         return _with_8_bits(image)
@@ -41,7 +44,7 @@ def as_seen(image: Image.Image) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """The image, turned as its EXIF or XMP says, as every viewer shows it."""
-    if not image.info or image.info.keys().isdisjoint(NOTES):
+    if image.info.keys().isdisjoint(NOTES):
         return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
