@@ -253,7 +253,8 @@ def _tell_others(path: str, root: str, files: Sequence[str], others: Sequence[st
         is_document = not has_images or DOCUMENT.fullmatch(suffix)
         (documents if is_document else unread).append(file)
     if documents:
-        log.info("'%s': not read: %s", path, _counted(documents))
+        kind = "image" if has_images else "Parquet"
+        log.info("'%s': beside the %s files lie %s", path, kind, _counted(documents))
     if not unread:
         return
     read = {posixpath.dirname(file) for file in files}
@@ -261,9 +262,8 @@ def _tell_others(path: str, root: str, files: Sequence[str], others: Sequence[st
     lost = {folder for folder in lost if not any(each.startswith(f"{folder}/") for each in read)}
     names = [f"'{posixpath.relpath(folder, root)}'" for folder in sorted(lost)]
     log.warning(
-        "'%s': %d files are left out, of kinds that are not read: %s; convert images to PNG or JPEG%s",
+        "'%s': files left out, of kinds that are not read: %s; convert images to PNG or JPEG%s",
         path,
-        len(unread),
         _counted(unread),
         f"; nothing is read of the folder {shortened(names)}" if names else "",
     )

@@ -718,8 +718,8 @@ def test_files_that_are_not_read_are_told_by_suffix_and_number(tmp_path, caplog)
     caplog.set_level("INFO")
     assert len(load(Data(str(tmp_path))).train) == 2
     levels = {record.levelname: record.getMessage() for record in caplog.records}
-    assert levels["INFO"].endswith("not read: 1 .txt")
-    assert "3 files are left out, of kinds that are not read: 2 .heic, 1 .npy;" in levels["WARNING"]
+    assert levels["INFO"].endswith("beside the image files lie 1 .txt")
+    assert "files left out, of kinds that are not read: 2 .heic, 1 .npy;" in levels["WARNING"]
     assert levels["WARNING"].endswith("nothing is read of the folder 'train/fox'")
 
 
