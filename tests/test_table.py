@@ -615,6 +615,33 @@ def test_no_character_of_a_name_is_latex_and_csv_keeps_them_all():
     assert [*csv.DictReader(io.StringIO(as_csv(made)))] == [{"run": name, "x": "1.0"}]
 
 
+@pytest.mark.parametrize(
+    ("name", "md", "tex", "cell"),
+    [
+        ("=1+2", "=1+2", "=1+2", "'=1+2"),
+        ("+x", "+x", "+x", "'+x"),
+        ("-x", "-x", "-x", "'-x"),
+        ("@x", "@x", "@x", "'@x"),
+        ("a=b", "a=b", "a=b", "a=b"),
+        ("a\nb", "a b", "a b", "a\nb"),
+        ("a\r\nb", "a b", "a b", "a\r\nb"),
+        ("a|b", r"a\|b", r"a\textbar{}b", "a|b"),
+        (r"a\|b", r"a\\\|b", r"a\textbackslash{}\textbar{}b", r"a\|b"),
+        ("**a**", r"\*\*a\*\*", "{}**a**", "**a**"),
+        ("<b>`x`", r"\<b>\`x\`", r"\textless{}b\textgreater{}`x`", "<b>`x`"),
+        ("[a](b)", r"\[a](b)", "{}[a](b)", "[a](b)"),
+    ],
+)
+def test_a_name_is_one_cell_and_nothing_else_in_every_form(name, md, tex, cell):
+    made = Sheet(["run", "x"], [[name, "-1.00"]], [f"{name}: a note"], [{"run": name, "x": -1.0}])
+    assert markdown(made).splitlines()[2] == f"| {md} | -1.00 |"
+    assert len(markdown(made).splitlines()) == 5
+    assert latex(made).splitlines()[4] == rf"{tex} & -1.00 \\"
+    assert latex(made).splitlines()[-1].startswith("% ")
+    (read,) = csv.DictReader(io.StringIO(as_csv(made), newline=""))
+    assert read == {"run": cell, "x": "-1.0"}
+
+
 def test_a_label_is_no_latex_even_where_it_looks_like_a_mark_or_an_argument(run):
     for label, printed in (
         (r"\textbf{x}", r"\textbackslash{}textbf\{x\}"),

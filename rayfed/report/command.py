@@ -51,7 +51,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 
 def print_sheet(sheet: "Sheet", form: str) -> None:
     """Print a table and its notes; beside comma-separated values, the notes go to standard error."""
-    from rayfed.report.forms import as_csv, latex, markdown
+    from rayfed.report.forms import as_csv, latex, markdown, one_line
 
     notes = [harmless(note) for note in sheet.notes]
     if form == "csv":
@@ -59,7 +59,8 @@ def print_sheet(sheet: "Sheet", form: str) -> None:
         for note in notes:
             print(note, file=sys.stderr)
     elif form == "text":
-        print_table(sheet.head, sheet.lines)
+        lines = [[one_line(cell) for cell in line] for line in sheet.lines]
+        print_table([one_line(cell) for cell in sheet.head], lines)
         for note in ["", *notes] if notes else []:
             print(note)
     else:

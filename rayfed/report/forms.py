@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ MARKS = {
     "md": "**{}**",
     "latex": r"\textbf{{{}}}",
 }  # of what is unlikely to be chance
+IN_NAMES = re.compile(r"\\(?!\|)|[*`<\[~]")  # what Markdown does not take for letters
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begin what a spreadsheet computes
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
     | {
@@ -44,11 +47,26 @@ class Sheet(NamedTuple):
 def markdown(sheet: Sheet) -> str:
     """A table in Markdown, and its notes below it."""
     head, *lines = [
-        [cell.replace("|", "\\|") for cell in line] for line in (sheet.head, *sheet.lines)
+        list(map(_in_markdown, line, sheet.head)) for line in (sheet.head, *sheet.lines)
     ]
     rule = ["---", *["---:"] * (len(head) - 1)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
-    return "\n\n".join([table, *sheet.notes])
+    return "\n\n".join([table, *map(one_line, sheet.notes)])
+
+
+def _in_markdown(cell: str, column: str) -> str:
+    """A cell on one line, with what ends a cell escaped; in a name, also what would be a mark, a link or a tag."""
+    cell = one_line(cell).replace("|", "\\|")
+    return IN_NAMES.sub(r"\\\g<0>", cell) if column in ("run", "from") else cell
+
+
+def one_line(text: str) -> str:
+    """A text with a space for each end of a line, of any system.
+
+    >>> one_line("a\\r\\nb\\n")
+    'a b'
+    """
+    return " ".join(text.splitlines())
 
 
 def latex(sheet: Sheet) -> str:
@@ -59,11 +77,12 @@ def latex(sheet: Sheet) -> str:
     ]  # or the end of the line above would take it
     begin = rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}"
     table = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*table, *(f"% {note}" for note in sheet.notes)])
+    return "\n".join([*table, *(f"% {one_line(note)}" for note in sheet.notes)])
 
 
 def _tex(cell: str, column: str) -> str:
     """A cell with LaTeX's special characters escaped, but for the mark around a number; names have none."""
+    cell = one_line(cell)
     before, after = MARKS["latex"].format("\0").split("\0")
     if column in ("run", "from") or not cell.startswith(before):
         return cell.translate(TEX)
@@ -71,12 +90,20 @@ def _tex(cell: str, column: str) -> str:
 
 
 def as_csv(sheet: Sheet) -> str:
-    """Comma-separated values: plain numbers, each in a column of its own, without the notes."""
+    """Comma-separated values: plain numbers, each in a column of its own, without the notes.
+
+    A name that a spreadsheet would compute as a formula begins with an apostrophe, which spreadsheets do not show.
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(sheet.records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(sheet.records)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_no_formula, sheet.records[0]))
+    for record in sheet.records:
+        writer.writerow(map(_no_formula, record.values()))
     return text.getvalue().rstrip("\n")
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def in_words(key: str, of: str = f"mean of last {LAST}") -> str:
