@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -558,3 +561,26 @@ def test_the_page_draws_what_was_measured(runs):
 def test_the_command_lists_the_kinds():
     listed = figure().stdout
     assert all(f"\n{kind} " in listed for kind in KINDS) and "FedNTD 8" in listed
+
+
+BACKEND = """
+import sys
+from rayfed.papers.backend import import_matplotlib
+import_matplotlib()
+import matplotlib
+from rayfed.papers import panels
+import os
+print(matplotlib.rcParams._get("backend") == os.environ["MPLBACKEND"])
+"""
+
+
+@pytest.mark.parametrize(("named", "is_set"), [("pdf", True), ("nonsense", False)])
+def test_figures_need_no_backend_and_one_that_is_there_is_left_to_others(named, is_set):
+    """A notebook names its own in the environment of the commands that it starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", BACKEND],
+        env={**os.environ, "MPLBACKEND": named},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{is_set}\n", "")

@@ -180,6 +180,9 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
 
     from rayfed.data.dealt import write_dealt
     from rayfed.data.unevenness import in_words, unevenness
+    from rayfed.papers.backend import import_matplotlib
+
+    import_matplotlib()
     from rayfed.papers import partition as drawn
     from rayfed.papers.panels import save
     from rayfed.papers.style import PICTURES

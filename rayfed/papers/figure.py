@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from rayfed.base.errors import InputError, did_you_mean, harmless
+from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.style import PICTURES
 from rayfed.screen.options import Labels, label_option, starting
 from rayfed.screen.text import aligned, busy, shown
@@ -108,6 +109,7 @@ def figure(
     for name in options.keys() - {"width", KINDS[kind].takes}:
         takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
+    import_matplotlib()
     from rayfed.papers.panels import save
     from rayfed.report.runs import labelled, legible, read_runs
 
