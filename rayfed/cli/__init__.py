@@ -5,6 +5,7 @@ completion answer at once.
 """
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -60,9 +61,17 @@ for each in (
     main.add_command(each)
 
 
+def take_every_letter() -> None:
+    """Let standard output and error spell out what their encoding lacks, such as the ü of a class in ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def command(arguments: Sequence[str] | None = None) -> None:
     """The command as it is typed: `main`, with a parent process that watches a training."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    take_every_letter()
     if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
         if not sys.stderr.isatty() and not {"-h", "--help"} & {

@@ -22,6 +22,7 @@ from rayfed.base.noted import noted
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+OF_RAY = 1  # the exit code with which Ray ends a process whose node is lost
 AGAIN = 0.5  # seconds within which the same signal counts once: `timeout` sends it twice, to the process and its group
 
 
@@ -69,9 +70,9 @@ def guarded(arguments: Sequence[str]) -> None:
     except BlockingIOError:
         has_said = False
     code = os.waitstatus_to_exitcode(ended[1])
-    if -code in sent or (sent and has_said and code < 0):
+    if -code in sent or (sent and (code == STOPPED or (has_said and code < 0))):
         # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray that was just
-        # starting may.
+        # starting may; or it has given such a start up.
         code, has_said = STOPPED, True
     _end_as(code, has_said, arguments, *noted())
 
@@ -146,6 +147,10 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
     by_code = f"{ended} during {work}: code there may call os._exit"
     if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
         print(by_code, file=sys.stderr)
+        return RunFailed.exit_code
+    if code != OF_RAY:
+        print(by_code if work else f"{ended}: your code may call os._exit", file=sys.stderr)
+        print(next_step, file=sys.stderr)
         return RunFailed.exit_code
     print(f"{by_code}, or else {by_ray}" if work else f"{ended}: {by_ray}", file=sys.stderr)
     print(next_step, file=sys.stderr)

@@ -1,9 +1,13 @@
 """The exit code of each way in which a command ends."""
 
+import io
+import sys
+
 import click
 import pytest
 
 from rayfed.base import errors
+from rayfed.cli import take_every_letter
 from rayfed.cli.guard import _explain
 from rayfed.screen.exits import Failure, failures
 
@@ -57,19 +61,49 @@ def test_what_has_its_own_end_keeps_it(error):
 
 
 @pytest.mark.parametrize(
-    ("run", "work", "code", "said", "is_resumed"),
+    ("ended", "run", "work", "code", "said", "is_resumed"),
     [
         # Nothing is written yet, and the same work would end the process again.
-        ("", "the reading of the job", 1, "during the reading of the job: code there may", False),
-        ("runs/tiny", "client 3, round 2", 75, "during client 3, round 2: code there may", True),
-        ("runs/tiny", "", 75, "exit code 7: Ray does that when the node", True),
-        ("", "", 75, "exit code 7: Ray does that when the node", True),
+        (
+            1,
+            "",
+            "the reading of the job",
+            1,
+            "during the reading of the job: code there may",
+            False,
+        ),
+        (1, "runs/tiny", "client 3, round 2", 75, "during client 3, round 2: code there may", True),
+        (1, "runs/tiny", "", 75, "exit code 1: Ray does that when the node", True),
+        (1, "", "", 75, "exit code 1: Ray does that when the node", True),
+        # Ray ends a process with code 1 alone: this was the user's code, which would do so again.
+        (7, "runs/tiny", "client 3, round 2", 1, "during client 3, round 2: code there", True),
+        (0, "runs/tiny", "", 1, "exit code 0: your code may call os._exit", True),
     ],
 )
 def test_an_end_without_a_message_can_be_resumed_once_a_run_has_begun(
-    capsys, run, work, code, said, is_resumed
+    capsys, ended, run, work, code, said, is_resumed
 ):
-    assert _explain(7, "to continue: this", run, work) == code
+    assert _explain(ended, "to continue: this", run, work) == code
     shown = capsys.readouterr().err
     assert said in shown
     assert ("to continue: this" in shown) == is_resumed
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown"),
+    [
+        ("ascii", "strict", rb"f\xfcr \u20ac \udcff"),
+        ("latin-1", "strict", b"f\xfcr \\u20ac \\udcff"),
+        ("utf-8", "strict", "für € ".encode() + rb"\udcff"),
+        ("utf-8", "surrogateescape", "für € ".encode() + b"\xff"),  # as in the locale C
+    ],
+)
+def test_a_name_with_letters_that_the_terminal_lacks_is_printed(
+    monkeypatch, encoding, errors, shown
+):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, errors))
+    take_every_letter()
+    print("für € \udcff", end="", flush=True)
+    assert written.getvalue() == shown
+    monkeypatch.undo()

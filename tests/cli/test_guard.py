@@ -43,7 +43,8 @@ def state(pid):
 UNEXPLAINED = "ended without a message, with exit code "
 ENDS = {  # the code of the run -> the exit code of the guard, and words about it
     **{f"print('done'); sys.exit({code})": (code, "") for code in (0, 2, 130)},
-    **{f"os._exit({code})": (75, f"{UNEXPLAINED}{code}") for code in (0, 1)},
+    "os._exit(0)": (1, f"{UNEXPLAINED}0"),
+    "os._exit(1)": (75, f"{UNEXPLAINED}1"),  # as Ray ends a process whose node is lost
     "os.kill(os.getpid(), 9)": (-signal.SIGKILL, "was ended by SIGKILL"),
     "ctypes.string_at(0)": (-signal.SIGSEGV, "was ended by SIGSEGV"),
 }
@@ -61,15 +62,14 @@ def test_a_normal_end_is_passed_on_and_one_without_a_message_is_explained_and_ca
         assert (shown, said) == ("done\n", "")
 
 
-def test_a_client_that_ends_the_process_is_named(start, tmp_path):
+@pytest.mark.parametrize(("code", "exit_code", "more"), [(1, 75, ", or else Ray"), (7, 1, "\n")])
+def test_a_client_that_ends_the_process_is_named(start, tmp_path, code, exit_code, more):
     note = "from rayfed.base.noted import at, note; "
-    run = start(f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit(7)")
+    run = start(f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit({code})")
     _, said = run.communicate(timeout=60)
-    assert (
-        "with exit code 7 during client 3, round 2: code there may call os._exit, or else Ray"
-        in said
-    )
-    assert run.returncode == 75
+    ended = f"with exit code {code} during client 3, round 2: code there may call os._exit{more}"
+    assert ended in said
+    assert run.returncode == exit_code
 
 
 def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
@@ -163,7 +163,7 @@ def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
         'exec "$0" "$@" <&- >&- 2>&-',
         sys.executable,
         "-c",
-        CODE + code + "os._exit(0)",
+        CODE + code + "os._exit(1)",
     ]
     assert subprocess.run(shell, timeout=60).returncode == 75
     assert (tmp_path / "file").read_text() == ""
