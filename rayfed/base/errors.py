@@ -126,15 +126,18 @@ class Restarted(RuntimeError):
 def first_line(error: BaseException) -> str:
     """What an error says first; of an error without text, its type.
 
-    A sentence that goes on in the next line, such as "To fix this, either:", is left out.
+    A sentence that goes on in the next line, such as "To fix this, either:", is left out; an only one is whole.
 
     >>> first_line(ValueError("It is closed. To fix this, either:\\n- open it")), first_line(ValueError())
     ('It is closed.', 'ValueError')
+    >>> first_line(ValueError("It was started with:\\n  Ray: 2.9\\n"))
+    'It was started with: Ray: 2.9'
     """
-    line, _, more = str(error).strip().partition("\n")
-    whole = re.match(r".*[.!?](?=\s)", line)
-    if more and line.rstrip().endswith(":") and whole:
-        line = whole[0]
+    text = str(error).strip()
+    line, _, more = text.partition("\n")
+    if more and line.rstrip().endswith(":"):
+        whole = re.match(r".*[.!?](?=\s)", line)
+        line = whole[0] if whole else cut(" ".join(text.split()), LONGEST)
     return line or type(error).__name__
 
 

@@ -1,35 +1,118 @@
 """What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of the work itself."""
 
 import atexit
+import errno
+import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
+import grpc
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayError, RayTaskError, UnserializableException
+from ray.exceptions import (
+    ActorUnschedulableError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    PlasmaObjectNotAvailable,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    RpcError,
+    TaskUnschedulableError,
+    UnserializableException,
+    WorkerCrashedError,
+)
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError, Restarted, WorkersLost, first_line
+from rayfed.base.files import PASSING
 
 # torch 2.7 has no such class, and raises a RuntimeError instead, whose text begins with "CUDA error".
 # This name can go once pyproject.toml asks for torch 2.8.
 ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())
 END_LIMIT = 20.0  # seconds in which Ray, or what is on it, must end
 
+# The causes that a second try can mend, and for which alone the exit code is 75. docs/failure.md has the same list.
+LOST = (  # workers, nodes, objects, connections, and room that may come back
+    RayActorError,
+    NodeDiedError,
+    LocalRayletDiedError,
+    WorkerCrashedError,
+    ActorUnschedulableError,  # their node is lost
+    TaskUnschedulableError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    PlasmaObjectNotAvailable,
+    RpcError,
+    ConnectionError,
+    TimeoutError,
+)
+MAY_PASS = (  # errors of a system
+    *PASSING,
+    errno.EADDRINUSE,  # a port that was taken
+    errno.EAGAIN,  # no more processes
+    errno.ENOMEM,
+    errno.ENFILE,
+    errno.EPIPE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+)
+NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# What Ray says of such causes where its kind of error does not: RaySystemError, RuntimeError, Exception.
+SAID = re.compile(
+    r"(?i)timed out|broken pipe|connection (?:refused|reset|closed)|disconnected|unavailable"
+    r"|no space left|address already in use|already occupied|resource temporarily unavailable|out of memory"
+)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether an error has a cause that a second try can mend. An unknown cause has none."""
+    if isinstance(error, LOST):
+        return True
+    if isinstance(error, grpc.RpcError):
+        code = getattr(error, "code", None)
+        return code is not None and code() in NO_ANSWER
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in MAY_PASS
+    # In C++, Ray raises these where an object or an actor is not there any more, or the connection to its node or its
+    # store is broken.
+    if isinstance(error, ValueError | OSError) and _raised_in(error) == "ray._raylet":
+        return True
+    return bool(SAID.search(first_line(error)))
+
+
+def _raised_in(error: BaseException) -> str:
+    """The name of the module whose code raised an error; '' where it was not raised."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    return str(steps[-1][0].f_globals.get("__name__")) if steps else ""
+
+
+def _of_ray(error: BaseException) -> bool:
+    """Return whether Ray itself raised an error, and not the work that it ran."""
+    if isinstance(error, RayError):
+        return not isinstance(error, RayTaskError)
+    return _raised_in(error).partition(".")[0] in ("ray", "grpc")
+
 
 @contextmanager
 def ray_may_fail() -> Iterator[None]:
-    """An error that Ray itself raises in the context is `WorkersLost`; any other error is raised as it is.
+    """An error that Ray itself raises in the context is `WorkersLost` if it may pass; any other is raised as it is.
 
     Where this process's node, its head or the room in its store is lost, Ray raises not only its own kinds of errors.
     """
     try:
         yield
-    except (RayError, OSError, ValueError, RuntimeError, AssertionError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        of_ray = str(frame.f_globals.get("__name__")).partition(".")[0] in ("ray", "grpc")
-        if isinstance(error, RayTaskError) or not (of_ray or isinstance(error, RayError)):
+    except Exception as error:
+        if not _of_ray(error) or not may_pass(error):
             raise
         raise WorkersLost(
             f"Ray has failed here ({type(error).__name__}: {first_line(error)}): the node of this process is lost, or "
@@ -40,10 +123,12 @@ def ray_may_fail() -> Iterator[None]:
 def end_of_ray(end: Callable[[], object]) -> None:
     """End Ray, or what is on it. Where it fails or does not answer, it is left: its processes end with this one."""
     try:
-        with suppress(WorkersLost), ray_may_fail():
-            aside(end).result(END_LIMIT)
+        aside(end).result(END_LIMIT)
     except TimeoutError:
         atexit.unregister(ray.shutdown)  # which would wait again
+    except Exception as error:
+        if not _of_ray(error):
+            raise
 
 
 def cause_of(error: RayError) -> BaseException | None:

@@ -143,15 +143,30 @@ def _with_the_way_on(base: str) -> Iterator[None]:
         ) from None
 
 
+def kill_rays_in(path: Path) -> int:
+    """Kill what a Ray has left running in its folder; how many processes there were."""
+    left = _rays_in(path)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return len(left)
+
+
+def is_raylet_in(path: Path) -> bool:
+    """Return whether the raylet, the process of a Ray's node, is running in a Ray's folder."""
+    for process in _rays_in(path):
+        with suppress(OSError):
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            if command.partition(b"\0")[0].endswith(b"/raylet"):
+                return True
+    return False
+
+
 def remove(path: Path) -> None:
     """End what a dead Ray has left running, and remove its folder, once none of it can write there."""
     for _ in range(500):  # ten seconds: what was just killed, or started, on a busy machine
-        left = _rays_in(path)
-        if not left:
+        if not kill_rays_in(path):
             break
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
     shutil.rmtree(path, ignore_errors=True)
 

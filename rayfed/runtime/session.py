@@ -4,23 +4,26 @@ import errno
 import logging
 import math
 import os
+import re
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import ray
 import torch
 from ray import ObjectRef
 from ray.exceptions import RayError
 
-from rayfed.base.errors import InputError, WorkersLost, first_line
+from rayfed.base.errors import LONGEST, InputError, RunFailed, WorkersLost, first_line
 from rayfed.base.files import is_installed
 from rayfed.job import RayOptions
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
-from rayfed.runtime.causes import end_of_ray, ray_may_fail
+from rayfed.runtime.causes import SAID, end_of_ray, may_pass, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.environment import variables
 from rayfed.runtime.gauges import Gauges
@@ -36,7 +39,7 @@ from rayfed.runtime.placement import (
 )
 from rayfed.runtime.proxies import without_proxy_here
 from rayfed.runtime.ray_workers import RayWorkers
-from rayfed.runtime.signals import stopping
+from rayfed.runtime.signals import ending_in_time, stopping
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import state
 
@@ -55,6 +58,23 @@ OUR_RAY = {
     internals.UV_HOOK: "0",
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
+# Errors of a system at the start of Ray that the user can mend: the way on.
+LIMITS = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 8192",
+    errno.EACCES: "HOME and TMPDIR must name folders that can be written to",
+    errno.EPERM: "HOME and TMPDIR must name folders that can be written to",
+    errno.EROFS: "HOME and TMPDIR must name folders that can be written to",
+    errno.ENOENT: "HOME and TMPDIR must name folders that can be written to",
+    errno.ENOTDIR: "HOME and TMPDIR must name folders that can be written to",
+    errno.EEXIST: "HOME and TMPDIR must name folders that can be written to",
+    errno.ENAMETOOLONG: "let TMPDIR name a folder of yours with a short path",
+}
+FEW_FILES = 1024  # with which Ray's processes fail, in many ways
+LOOK = "to train without Ray: -s ray.mode=off; see docs/failure.md"
+FATAL = re.compile(
+    r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback"
+)  # a line of Ray's logs
+FATAL_PREFIX = re.compile(r"^.*?\.cc:\d+:\s*")  # when, and in which file of Ray's
 TESTED = (2, 60)  # the newest Ray that the tests were run with
 # While a Ray is joined. Ray would refuse a cluster whose Python differs in its patch version only.
 JOINING = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor", **AS_LATER_RAYS}
@@ -217,19 +237,17 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     log.info("starting Ray")
     with variables({**_unset(OUR_RAY), **without_proxy_here()}), ExitStack() as stack:
         try:
+            folder = stack.enter_context(private.folder())
             # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
             with (
-                _explained(),
+                _explained(folder),
                 trust.starting(),
-                stopping(
-                    "stopping, as soon as Ray has started; Ctrl-C again to stop now",
-                    at_the_end=True,
-                ),
+                stopping("stopping", at_the_end=True),
+                ending_in_time(lambda: private.kill_rays_in(folder)),
                 internals.keeping_handlers(),
                 internals.without_uv(),
                 internals.without_waiting_for_the_dashboard(),
             ):
-                folder = stack.enter_context(private.folder())
                 ray.init(
                     address="local",  # a bare init would follow an old address file to a Ray that may be gone
                     num_cpus=int(here["CPU"]),
@@ -247,21 +265,43 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started here."""
+def _explained(folder: Path) -> Iterator[None]:
+    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started in its folder.
+
+    The error is `WorkersLost` where a second try may help, `InputError` for the machine's limits, else `RunFailed`.
+    """
     try:
         yield
-    except InputError:
+    except (InputError, RunFailed):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.filename and error.errno != errno.ENOSPC:
+        what = f"Ray cannot be started here: {first_line(error).rstrip('.')}"
+        if isinstance(error, OSError) and error.errno in LIMITS:
+            raise InputError(f"{what}; {LIMITS[error.errno]}") from None
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files < FEW_FILES:
             raise InputError(
-                f"Ray cannot be started here: {first_line(error)}; HOME and TMPDIR must name folders that can be "
-                "written to"
-            ) from None
-        raise WorkersLost(
-            f"Ray cannot be started here: {first_line(error).rstrip('.')}; try again"
-        ) from error
+                f"{what}; this process may open {files} files only: {LIMITS[errno.EMFILE]}"
+            ) from error
+        # Ray calls it slow too where it waits in vain for a process that has ended. If that was for lack of time or of
+        # room, it may not end so again.
+        last = _last_words(folder)
+        if may_pass(error) and (not last or private.is_raylet_in(folder) or SAID.search(last)):
+            raise WorkersLost(f"{what}{last}; try again") from error
+        raise RunFailed(f"{what}{last}; {LOOK}") from error
+
+
+def _last_words(folder: Path) -> str:
+    """What Ray's processes have logged last as fatal; '' if there is nothing."""
+    for name in ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out"):
+        for log_file in folder.glob(f"session_*/logs/{name}"):
+            with suppress(OSError):
+                lines = log_file.read_text(errors="replace").splitlines()
+                fatal = [line for line in lines if FATAL.search(line)]
+                if fatal:
+                    words = FATAL_PREFIX.sub("", fatal[0]).strip()
+                    return f" ({name}: {words[:LONGEST]})"
+    return ""
 
 
 @contextmanager

@@ -1,14 +1,20 @@
 """Signals that ask a run to stop."""
 
 import logging
+import os
+import select
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from rayfed.base.errors import STOPPED
 
 log = logging.getLogger(__name__)
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 3.0  # seconds from a signal in which a start may still come to its end
 
 
 _asked: list[list[int]] = []  # the signals that came in each of the contexts
@@ -24,7 +30,7 @@ def refuse_to_go_on() -> None:
 def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
     """Say `words` at once when such a signal comes, and raise KeyboardInterrupt, so that finished rounds are kept.
 
-    With `at_the_end` it is raised when the context is left, or when a second signal comes.
+    With `at_the_end` it is raised when the context is left.
 
     Python drops an exception that is raised where a finaliser runs, or C code calls back: see `refuse_to_go_on`.
     """
@@ -39,7 +45,7 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
         came.append(number)
         with suppress(RuntimeError):  # the signal came while a line was being written
             log.info("%s", words)
-        if not at_the_end or len(came) > 1:
+        if not at_the_end:
             raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in STOPS}
@@ -63,3 +69,52 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
             )  # None: it was not set from Python
     if at_the_end and came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
+    """End this process where a signal asks it to stop and the work in the context has not ended `GRACE` seconds later.
+
+    A second signal ends it at once. Before, `end` is called. The work is a start of Ray: it may wait for a minute in
+    C++, where Python raises nothing, and a Ray that is half started cannot be stopped in an orderly way.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=[reader, before, over, end], daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        os.write(writer, b"\0")  # no signal has this number: the watcher looks up
+        watcher.join()
+        os.close(writer)
+        os.close(reader)
+
+
+def _watch(reader: int, forward: int, over: threading.Event, end: Callable[[], object]) -> None:
+    """Wait for the first signal, then for the second one or for `GRACE` seconds, and end the process."""
+    came = 0
+    while came < 2:
+        ready, _, _ = select.select([reader], [], [], GRACE if came else None)
+        numbers = os.read(reader, 1) if ready else b""
+        if over.is_set():
+            return
+        if not ready:
+            break
+        if forward >= 0:
+            with suppress(OSError):
+                os.write(forward, numbers)
+        if numbers[0] in STOPS:
+            came += 1
+    with suppress(Exception):
+        end()
+    with suppress(Exception):
+        print("stopped while Ray was starting", file=sys.stderr, flush=True)
+    os._exit(STOPPED)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from rayfed.base.errors import InputError, first_line
 from rayfed.base.isolation import threads
 from rayfed.job import Job
 from rayfed.rounds.site import Site
@@ -33,7 +34,13 @@ def opened(
     if not on_ray:
         yield site
         return
-    from rayfed.runtime.session import connected, stored  # importing Ray takes a second
+    try:
+        from rayfed.runtime.session import connected, stored  # importing Ray takes a second
+    except ImportError as error:
+        raise InputError(
+            f"Ray cannot be imported ({first_line(error)}): install it with pip install 'ray[default]', or train "
+            "without Ray: -s ray.mode=off"
+        ) from error
 
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
         site = stored(site)  # without this process's own copy of the data

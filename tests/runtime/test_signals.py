@@ -2,13 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 from ray._private import utils as ray_utils
 
 from rayfed.methods import fedavg
 from rayfed.runtime.internals import keeping_handlers
-from rayfed.runtime.signals import refuse_to_go_on, stopping
+from rayfed.runtime.signals import ending_in_time, refuse_to_go_on, stopping
 
 
 class Dropping:
@@ -55,3 +58,51 @@ def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
         start(told_to_stop=True)
     with pytest.raises(ConnectionError):
         start(told_to_stop=False)
+
+
+BLOCKED = """
+import ctypes, sys
+from rayfed.runtime import signals
+signals.GRACE = float(sys.argv[1])
+end = lambda: print("ended", flush=True)
+with signals.stopping("stopping", at_the_end=True), signals.ending_in_time(end):
+    print("ready", flush=True)
+    while True:
+        ctypes.CDLL(None).sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(("grace", "signals"), [(0.1, 1), (600, 2)])
+def test_a_start_that_waits_in_c_ends_after_a_while_or_with_the_second_signal(
+    number, grace, signals
+):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  # a shell may have told us to ignore it
+    command = [sys.executable, "-c", BLOCKED, str(grace)]
+    with subprocess.Popen(command, preexec_fn=heeding, **pipes) as run:
+        try:
+            assert run.stdout.readline() == "ready\n"
+            for _ in range(signals):
+                run.send_signal(number)
+                if signals > 1:
+                    signal.sigtimedwait([], 0.2)  # else the two would be one
+            shown, said = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    assert (run.returncode, shown) == (130, "ended\n")
+    assert said.endswith("stopped while Ray was starting\n")
+
+
+def test_a_start_that_ends_in_time_is_stopped_in_order_and_leaves_nothing():
+    def start(told_to_stop):
+        with stopping("stopping", at_the_end=True), ending_in_time(lambda: None):
+            if told_to_stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before, threads = signal.set_wakeup_fd(-1), threading.active_count()
+    signal.set_wakeup_fd(before)
+    with pytest.raises(KeyboardInterrupt):
+        start(told_to_stop=True)
+    start(told_to_stop=False)
+    assert (signal.set_wakeup_fd(before), threading.active_count()) == (before, threads)
