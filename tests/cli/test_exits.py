@@ -14,6 +14,7 @@ from rayfed.screen.exits import Failure, failures
 CODES = {
     errors.InputError: 2,
     errors.NoRay: 2,
+    errors.NoToken: 2,
     errors.RunFailed: 1,
     errors.Diverged: 1,
     errors.BrokenContract: 1,
