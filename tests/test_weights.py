@@ -96,7 +96,9 @@ def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
     )
     made = w.with_weights(model, weights)
     still = "2.weight"  # as it is frozen
-    assert before.keys() == model.state_dict().keys() - {still}
+    assert before.keys() == model.state_dict().keys() - {still, "2.bias"}
+    weights = w.under_all_names(model, weights)
+    before = w.under_all_names(model, before)
     assert (
         torch.equal(made[2].weight, torch.ones(3, 3, 1, 1))
         and made[2].weight is not model[2].weight
@@ -115,6 +117,53 @@ def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
     assert w.parameters_of(made).keys() == w.parameters_of(model).keys()
     assert made[2].bias is made[0].bias is not model[0].bias
     assert torch.equal(made.own, model.own) and made.own is not model.own
+
+
+class Tied(nn.Module):
+    """A layer's weight under two names, a buffer under two, and a layer of two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.b.weight = self.a.weight
+        self.again = self.last
+        self.register_buffer("mask", torch.ones(2))
+        self.register_buffer("mask_too", self.mask)
+
+
+def test_a_tensor_of_two_names_is_one_entry_and_files_have_both():
+    model = Tied()
+    second = {"b.weight", "again.weight", "again.bias", "mask_too"}
+    weights = {name: tensor + 1 for name, tensor in w.state_of(model).items()}
+    assert weights.keys() == model.state_dict().keys() - second
+    assert w.other_names(model) == {
+        "b.weight": "a.weight",
+        "again.weight": "last.weight",
+        "again.bias": "last.bias",
+        "mask_too": "mask",
+    }
+    made = w.with_weights(model, weights)
+    assert made.b.weight is made.a.weight and made.again is made.last
+    assert all(
+        torch.equal(tensor, model.state_dict()[name] + 1)
+        for name, tensor in made.state_dict().items()
+    )
+    files = w.under_all_names(model, weights)
+    assert files.keys() == w.whole(model, weights).keys() == model.state_dict().keys()
+    assert len({tensor.data_ptr() for tensor in files.values()}) == len(files)
+    torch.testing.assert_close(w.state_of(w.overwrite(model, weights)), weights, rtol=0, atol=0)
+
+
+def test_a_constant_is_no_entry_stays_as_it_is_and_keeps_no_module_from_training():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf, math.nan]))
+    w.keep_constant(model, ["mask"])
+    copy = w.with_weights(model, {name: x + 1 for name, x in w.state_of(model).items()})
+    assert w.state_of(copy).keys() == {"0.weight", "0.bias"}
+    assert w.whole(copy, w.state_of(copy)).keys() == {"0.weight", "0.bias", "mask"}
+    assert w.changed_constants(copy, model) == [] and w.in_training(copy).training
+    copy.mask[0] = 1
+    assert w.changed_constants(copy, model) == ["mask"]
 
 
 def test_like_rounds_values_for_integers():

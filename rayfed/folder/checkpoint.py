@@ -52,6 +52,7 @@ from rayfed.job import Job
 from rayfed.rounds.round import Round
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import pack
 
 BEST = "best.safetensors"
@@ -74,7 +75,7 @@ class Checkpoints:
 
     `origin` has the hashes of what went in, as `provenance.environment` gives them, and in `about` what each file of
     weights says of itself; `still_ours` raises an error where the folder has become another run's: nothing of that
-    run's is touched.
+    run's is touched. `all_names` gives the weights under all the names that files have them under.
     """
 
     def __init__(
@@ -84,13 +85,15 @@ class Checkpoints:
         origin: Mapping[str, Any],
         saved: Saved | None = None,
         still_ours: Callable[[], None] = lambda: None,
+        all_names: Callable[[Weights], Weights] = dict,
     ) -> None:
         self._folder, self._job, self._origin, self._still_ours = folder, job, origin, still_ours
         self._newest = saved
         self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
         self._about = origin.get("about", {})
-        self._best = Best(folder, saved, job.train, self._about)
+        self._all_names = all_names
+        self._best = Best(folder, saved, job.train, self._about, all_names)
 
     @property
     def round(self) -> int | None:
@@ -139,7 +142,9 @@ class Checkpoints:
             files.write("state.safetensors", to_bytes(pack(_state(round))))
             files.write(
                 "safetensors",
-                weights_to_bytes(round.weights, {"round": round.round, **self._about}),
+                weights_to_bytes(
+                    self._all_names(round.weights), {"round": round.round, **self._about}
+                ),
             )
             tables = _write_tables(files, round.round, lender, rows)
             index = self._write_memories(files, round, workers)
@@ -286,11 +291,16 @@ class Best:
     """
 
     def __init__(
-        self, folder: Folder, saved: Saved | None, training: Training, about: Mapping[str, Any]
+        self,
+        folder: Folder,
+        saved: Saved | None,
+        training: Training,
+        about: Mapping[str, Any],
+        all_names: Callable[[Weights], Weights],
     ) -> None:
         """`saved` is the checkpoint to continue from; its results say which round was the best."""
         self.held: dict[str, Any] | None = None
-        self._folder, self._about = folder, about
+        self._folder, self._about, self._all_names = folder, about, all_names
         self._accuracy = -1.0
         self._better: Round | None = None  # than what the file holds
         if saved is None:
@@ -313,7 +323,8 @@ class Best:
         if self._better is None:
             return
         content = weights_to_bytes(
-            self._better.evaluated, {"round": self._better.round, **self._about}
+            self._all_names(self._better.evaluated),
+            {"round": self._better.round, **self._about},
         )
         self._folder.write(BEST, content)
         self.held, self._better = {"round": self._better.round, "sha256": hash_of(content)}, None

@@ -57,6 +57,7 @@ from rayfed.folder.tables import (
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
+from rayfed.tensors.weights import under_all_names
 
 PARTITION = "the partition has changed, and clients hold other images than before"
 
@@ -143,6 +144,7 @@ class Keeper:
                 {**now, "about": about(site), "versions": versions()},
                 saved,
                 *checks,
+                all_names=partial(under_all_names, site.model),
             )
             if saved is None:
                 self._folders.clear()

@@ -25,7 +25,7 @@ from rayfed.methods.part import all_parts
 from rayfed.methods.registry import describe
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
-from rayfed.tensors.weights import frozen
+from rayfed.tensors.weights import bits, frozen
 
 COMMIT = "RAYFED_COMMIT"
 ALWAYS = ("rayfed-distill", "torch", "numpy")
@@ -202,7 +202,7 @@ def hash_of_model(site: Site) -> str:
     for name, tensor in site.model.state_dict().items():
         if name in still:
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(bits(tensor).numpy().tobytes())
     digest.update(read_regular(Path(path)) if path else b"")
     return digest.hexdigest() if still or path else ""
 

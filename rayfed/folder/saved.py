@@ -29,7 +29,7 @@ from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import first_difference
-from rayfed.tensors.weights import Weights, state_of
+from rayfed.tensors.weights import Weights, identical, other_names, state_of
 from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,13 @@ class Saved:
         """The global model's weights. Raises `InputError` where they do not fit the site's model."""
         order = state_of(site.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
+        for name, first in other_names(site.model).items():
+            copied = weights.pop(name, None)
+            if copied is not None and first in weights and not identical(copied, weights[first]):
+                raise InputError(
+                    f"the checkpoint of round {self.round} has '{first}' and '{name}' apart, and in the model they are "
+                    "one tensor: an older rayfed wrote it; begin the run again"
+                )
         if (difference := first_difference(weights, order)) is not None:
             raise InputError(
                 f"the checkpoint of round {self.round} is not of this model: {difference}"

@@ -200,8 +200,8 @@ def trainable(step: Step, weights: Weights) -> nn.Module:
 
 
 def trained(model: nn.Module, step: Step) -> Weights:
-    """The model's parameters under all names that the weights have: a tied one has two. Not BatchNorm's buffers."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    """The model's parameters that the weights have, without a gradient. Not BatchNorm's buffers."""
+    parameters = dict(model.named_parameters())
     return {name: p.detach() for name, p in parameters.items() if name in step.weights}
 
 

@@ -21,6 +21,7 @@ from rayfed.tensors.weights import (
     combine,
     flat,
     in_training,
+    other_names,
     parameters_of,
     state,
     with_weights,
@@ -137,6 +138,11 @@ def refuse_other_heads(part: Part, model: nn.Module) -> None:
     """Raise `InputError` unless the model's head is a single linear layer that trains."""
     if not isinstance(model.head, nn.Linear):
         raise InputError(f"{part!r} needs a model with a single linear layer as its head")
+    if "head.weight" in other_names(model):
+        raise InputError(
+            f"{part!r} learns the head, whose weight is that of another layer too "
+            f"('{other_names(model)['head.weight']}'); give the head a weight of its own"
+        )
     if not model.head.weight.requires_grad:
         raise InputError(f"{part!r} learns the head, which is frozen; freeze less")
 

@@ -19,7 +19,7 @@ from rayfed.methods.part import Part, Parts, defines
 from rayfed.methods.sharpness import with_gradient
 from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, parameters_of, state
+from rayfed.tensors.weights import Weights, other_names, parameters_of, state
 
 Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
 
@@ -121,12 +121,19 @@ def head_parameters(model: nn.Module) -> Weights:
 
 
 def _entries(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
-    """The names of some layers' parameters and buffers in the model's state."""
+    """The names of some layers' parameters and buffers in the model's state.
+
+    An entry counts that any other layer has too, as a tied weight.
+    """
     inside = {id(module) for layer in layers for module in layer.modules()}
     owners = {
         name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside
     }
-    return [name for name in state(model) if name.rpartition(".")[0] in owners]
+    of_layers = {name for name in state(model) if name.rpartition(".")[0] in owners}
+    for name, first in other_names(model).items():
+        if name.rpartition(".")[0] in owners:
+            of_layers.add(first)
+    return [name for name in state(model) if name in of_layers]
 
 
 def local_names(parts: Parts, model: nn.Module) -> Local:

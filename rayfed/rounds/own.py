@@ -27,7 +27,7 @@ from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, parameters_of, with_weights
+from rayfed.tensors.weights import Weights, in_evaluation, parameters_of, with_weights
 
 TUNES: Parts = (CrossEntropy(),)
 
@@ -102,7 +102,7 @@ def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:
 
 def _measured(site: Site, model: nn.Module) -> tuple[float, np.ndarray]:
     """A model's accuracy on the test images, and on each class (C,)."""
-    confusion = evaluate(site, model.eval(), 0, len(site.federation.test)).confusion
+    confusion = evaluate(site, in_evaluation(model), 0, len(site.federation.test)).confusion
     return metrics.accuracy(confusion), metrics.class_accuracy(confusion)
 
 

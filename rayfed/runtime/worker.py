@@ -36,7 +36,7 @@ from rayfed.runtime.repeat import (
 )
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
-from rayfed.tensors.weights import with_weights
+from rayfed.tensors.weights import in_evaluation, with_weights
 from rayfed.tensors.wire import Packed, pack, unpack
 
 
@@ -54,7 +54,10 @@ class Worker:
             make_cuda_repeatable()
         if device != site.device:
             # The layout that is faster on CPUs is slower on GPUs, in float32.
-            model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
+            # A user's `to` may return nothing, and take no layout.
+            model = copy.deepcopy(site.model)
+            model.to(device)
+            nn.Module.to(model, memory_format=torch.contiguous_format)
             site = replace(site, model=model, device=device)
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
@@ -155,17 +158,19 @@ class Worker:
         """What a look at the weights gives for some ranges of test images, each by itself."""
         values = unpack(weights, copy=False)
         with at(f"the {look}"), advising():
-            model = with_weights(self.site.model, values).eval()
+            model = in_evaluation(with_weights(self.site.model, values))
             found = [self._look(model, piece, look) for piece in pieces[:1]]
             for piece in pieces[1:]:
                 # A module of the user's may keep something: each piece has a copy, so that it has the same numbers
                 # whichever worker gets it.
                 if self._users_modules:
-                    model = with_weights(self.site.model, values).eval()
+                    model = in_evaluation(with_weights(self.site.model, values))
                 found.append(self._look(model, piece, look))
             if self._users_modules and self._looks_twice and look == "evaluation":
                 self._looks_twice = False
-                again = self._look(with_weights(self.site.model, values).eval(), pieces[0], look)
+                again = self._look(
+                    in_evaluation(with_weights(self.site.model, values)), pieces[0], look
+                )
                 refuse_other_numbers(self._users_modules, found[0], again)
             return found
 

@@ -1,11 +1,12 @@
 """Model weights as plain values: a dict from name to tensor, and its arithmetic, name by name.
 
 `Weights` holds a model's state: parameters and buffers (BatchNorm's running statistics). Both are sent and averaged;
-only parameters have a gradient. What is frozen is not among them: it is the same in every copy of a run's model.
+only parameters have a gradient. What is frozen is not among them: it is the same in every copy of a run's model. A
+tensor that a model has under several names (tied weights) is a single entry, under the first of these names.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +14,67 @@ from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 
+CONSTANTS = (
+    "constants_of_rayfed"  # an attribute of a model: the names that `keep_constant` was given
+)
+
 
 def frozen(model: nn.Module) -> frozenset[str]:
     """The entries of a model's state that no training changes.
 
     They are the parameters that take no gradient, and the buffers of modules all of whose parameters are such; a module
-    without parameters belongs to the module around it.
+    without parameters belongs to the module around it. So are the constants (`keep_constant`).
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
     >>> _ = model[0].requires_grad_(False)
     >>> sorted(frozen(model))
     ['0.bias', '0.weight']
     """
+    return _untrained(model) | constants(model)
+
+
+def constants(model: nn.Module) -> frozenset[str]:
+    """The buffers that `keep_constant` has named."""
+    return getattr(model, CONSTANTS, frozenset())
+
+
+def keep_constant(model: nn.Module, names: Iterable[str]) -> None:
+    """Count some buffers as frozen: they have no mean, such as a mask with infinities, and no training changes them.
+
+    The model keeps their names, and so do its copies.
+    """
+    setattr(model, CONSTANTS, frozenset(names))
+
+
+def changed_constants(model: nn.Module, original: nn.Module) -> list[str]:
+    """The constants of a model that are not, bit for bit, as in the original."""
+    kept = constants(original)
+    if not kept:
+        return []
+    now, before = model.state_dict(), original.state_dict()
+    return [name for name in sorted(kept) if not identical(now[name], before[name])]
+
+
+def identical(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits; a NaN is equal to itself."""
+    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+        return False
+    return torch.equal(bits(a), bits(b))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 (n,)."""
+    dense = tensor.detach().cpu()
+    if dense.layout != torch.strided:
+        dense = dense.to_dense()
+    if dense.is_quantized:
+        dense = dense.int_repr()
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def _untrained(model: nn.Module) -> frozenset[str]:
+    """What is frozen because its parameters take no gradient."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     still = {name for name, p in parameters.items() if not p.requires_grad}
     if not still:
@@ -47,9 +97,45 @@ def _around(name: str) -> list[str]:
 
 
 def state(model: nn.Module) -> Weights:
-    """A model's state, parameters and buffers, less what is frozen: live, and without gradients."""
-    still = frozen(model)
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in still}
+    """A model's state, parameters and buffers, less what is frozen: live, and without gradients.
+
+    A tensor with several names has one entry, under the first of them.
+    """
+    still, seen = frozen(model), set()
+    weights: Weights = {}
+    entries = model.state_dict(keep_vars=True)
+    for name, tensor in entries.items():
+        if name not in still and id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor.detach()
+    return weights
+
+
+def other_names(model: nn.Module) -> dict[str, str]:
+    """Of each entry of a model's state that has an earlier name too, that first name.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> model[1].weight = model[0].weight
+    >>> other_names(model)
+    {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    others: dict[str, str] = {}
+    entries = model.state_dict(keep_vars=True)
+    for name, tensor in entries.items():
+        known = first.setdefault(id(tensor), name)
+        if known != name:
+            others[name] = known
+    return others
+
+
+def under_all_names(model: nn.Module, weights: Weights) -> Weights:
+    """Some weights of a model, with a copy of each tensor under each of its other names, as files have them."""
+    copies: Weights = {}
+    for name, first in other_names(model).items():
+        if first in weights:
+            copies[name] = weights[first].clone()
+    return {**weights, **copies}
 
 
 def state_of(model: nn.Module) -> Weights:
@@ -58,15 +144,19 @@ def state_of(model: nn.Module) -> Weights:
 
 
 def whole(model: nn.Module, weights: Weights) -> Weights:
-    """A model's state with these weights in place of its own, and with what is frozen."""
-    return {name: weights.get(name, tensor) for name, tensor in model.state_dict().items()}
+    """A model's state, under all its names, with these weights in place of its own, and with what is frozen."""
+    others, values = other_names(model), model.state_dict()
+    return {name: weights.get(others.get(name, name), tensor) for name, tensor in values.items()}
 
 
 def load(model: nn.Module, weights: Weights) -> None:
-    """Give a model these weights. Raises RuntimeError where a name is unknown, or missing and not frozen."""
-    still = frozen(model)
-    differing = model.load_state_dict(weights, strict=not still)
-    only_in_one = differing.unexpected_keys + sorted(set(differing.missing_keys) - still)
+    """Give a model these weights, as `state` names them.
+
+    Raises RuntimeError where a name is unknown, or missing and not frozen.
+    """
+    expendable = frozen(model) | other_names(model).keys()
+    differing = model.load_state_dict(weights, strict=not expendable)
+    only_in_one = differing.unexpected_keys + sorted(set(differing.missing_keys) - expendable)
     if only_in_one:
         raise RuntimeError(
             f"these weights are not of this model: '{only_in_one[0]}' is only in one of the two"
@@ -83,9 +173,15 @@ def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
 def in_training(model: nn.Module) -> nn.Module:
     """The model in training mode, but for modules with frozen buffers: a frozen BatchNorm keeps its statistics."""
     model.train()
-    if still := frozen(model):
+    if still := _untrained(model):
         for name in still - dict(model.named_parameters(remove_duplicate=False)).keys():
             model.get_submodule(name.rpartition(".")[0]).training = False
+    return model
+
+
+def in_evaluation(model: nn.Module) -> nn.Module:
+    """The model in evaluation mode. A user's `train` or `eval` may return nothing, so no call is chained to them."""
+    model.eval()
     return model
 
 

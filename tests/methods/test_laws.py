@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from rayfed import losses
 from rayfed import methods as m
 from rayfed.data.augment import prepare
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
+from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
 from rayfed.rounds.client_work import Broadcast, Desk, evaluate, survey
 from rayfed.rounds.site import server_view
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled
-from rayfed.tensors.weights import flat, state_of, with_weights
+from rayfed.tensors.weights import flat, state_of, whole, with_weights
 from rayfed.tensors.wire import unpack
 
 EVEN = [
@@ -122,6 +124,44 @@ def assert_same(a, b, tolerance=1e-5):
 
 def assert_differ(a, b):
     assert max((a[name] - b[name]).abs().max() for name in a) > 1e-3
+
+
+# When a model equals another.
+
+
+class Borrow(nn.Module):
+    """The layer of another place once more, without a name of its own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = [layer]
+
+    def forward(self, x):
+        return self.layer[0](x)
+
+
+def two_layers_of_one_weight(named):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        first, second = (nn.Linear(16, 16, bias=False) for _ in range(2))
+        second.weight = first.weight
+        if not named:
+            second = Borrow(first)
+        body = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+        return Classifier(nn.Sequential(*body, first, nn.ReLU(), second), nn.Linear(16, 4))
+
+
+# FedAlign cuts the outputs of linear layers, by their class.
+@pytest.mark.parametrize("name", sorted(m.RECIPES.keys() - {"fedalign"}))
+def test_a_weight_of_two_names_moves_as_one_of_a_single_name(name, make_site, play, bits):
+    """The server's steps too: fedavgm and fedadam have moved the two names apart."""
+    ends = []
+    for named in (True, False):
+        site = make_site(m.RECIPES[name](), num_rounds=2, clients_per_round=2, local_epochs=1)
+        ends.append(play(replace(site, model=two_layers_of_one_weight(named)))[-1])
+    assert bits(ends[0])["weights"] == bits(ends[1])["weights"]
+    tied = whole(two_layers_of_one_weight(True), ends[0].evaluated)
+    assert torch.equal(tied["features.4.weight"], tied["features.6.weight"])
 
 
 # When a method equals another.
