@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
+from rayfed.models.classifier import features_and_logits
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract, zeros_like
 
@@ -63,8 +64,10 @@ class Curvature(Part):
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
             # In float32 under any `train.precision`: squares of gradients span too many orders of magnitude.
-            loss = cross_entropy(run_model(fit.model, images).logits, labels)
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
+            # The batch is of this pass alone, so the model may write to it.
+            _, logits = features_and_logits(fit.model, images, copied=True)
+            loss = cross_entropy(logits, labels)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             for name, gradient in zip(u, gradients, strict=True):
                 u[name] += gradient.square() * (len(labels) / client.num_examples)
         share = {"u": u, "uw": combine(lambda u, w: u * w.detach(), u, parameters)}

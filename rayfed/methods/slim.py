@@ -41,7 +41,7 @@ class SlimAlign(Part):
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         with torch.no_grad():
-            stage, inputs, outputs = _last_stage(batch.model.features, batch.images)  # type: ignore[arg-type]
+            stage, inputs, outputs = _last_stage(batch.model.features, batch.images.clone())  # type: ignore[arg-type]
             full, narrow = _spectral_norm(inputs, outputs), _cut(inputs, self.width)
         slim = _spectral_norm(narrow, _slimmed(stage, narrow, self.width))
         # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.

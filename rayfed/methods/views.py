@@ -13,10 +13,17 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from rayfed.base.errors import told
-from rayfed.models.classifier import has_features
+from rayfed.base.errors import BrokenContract, told
+from rayfed.models.classifier import features_and_logits
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, flat, like, parameters_of, with_weights
+from rayfed.tensors.weights import (
+    Weights,
+    flat,
+    in_evaluation,
+    like,
+    parameters_of,
+    with_weights,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +43,46 @@ class Outputs:
 
 
 def run_model(model: nn.Module, images: Tensor) -> Outputs:
-    """A forward pass, (B, c, h, w) to features and logits."""
-    if not has_features(model):
-        return Outputs(None, model(images))
-    features = model.features(images)
-    return Outputs(features, model.head(features))
+    """A forward pass, (B, c, h, w) to features and logits.
+
+    Raises `BrokenContract` where the model writes to the images: others see them too, such as a teacher.
+    """
+    before = _writes(images)
+    features, logits = features_and_logits(model, images)
+    if _writes(images) != before:
+        raise BrokenContract(
+            f"the model ({told(type(model))}) has written to the images that it was given, and in its trial it did "
+            "not; let it write to a clone(): x = x.clone()"
+        )
+    return Outputs(features, logits)
+
+
+def _writes(images: Tensor) -> int:
+    """How often a tensor was written to, as torch counts it; inference tensors are not counted."""
+    return 0 if images.is_inference() else images._version
+
+
+def run_on_copy(model: nn.Module, images: Tensor) -> Outputs:
+    """A forward pass of a model that writes to its input: it gets a copy."""
+    features, logits = features_and_logits(model, images, copied=True)
+    return Outputs(features, logits)
 
 
 def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
     """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are float32."""
     with torch.autocast(images.device.type, torch.bfloat16):
         outputs = run_model(model, images)
+    return _in_float32(outputs)
+
+
+def run_on_copy_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
+    """The same of a model that writes to its input: it gets a copy."""
+    with torch.autocast(images.device.type, torch.bfloat16):
+        outputs = run_on_copy(model, images)
+    return _in_float32(outputs)
+
+
+def _in_float32(outputs: Outputs) -> Outputs:
     return Outputs(
         None if outputs.features is None else outputs.features.float(), outputs.logits.float()
     )
@@ -58,6 +94,11 @@ RUNS: dict[str, Run] = {
     "bf16": run_in_bf16,
     "tf32": run_model,
 }  # by `train.precision`
+RUNS_ON_COPIES: dict[str, Run] = {
+    "float32": run_on_copy,
+    "bf16": run_on_copy_in_bf16,
+    "tf32": run_on_copy,
+}  # of models that write to their input
 
 
 class Frozen:
@@ -74,7 +115,8 @@ class Frozen:
         if (
             id(weights) not in self._made
         ):  # the copy keeps the weights alive, so that no other weights get their id
-            model = with_weights(self._model, {**weights, **self._own}).eval().requires_grad_(False)
+            model = in_evaluation(with_weights(self._model, {**weights, **self._own}))
+            model.requires_grad_(False)
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
 

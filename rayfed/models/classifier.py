@@ -31,6 +31,20 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
 
 
+def features_and_logits(
+    model: nn.Module, x: Tensor, *, copied: bool = False
+) -> tuple[Tensor | None, Tensor]:
+    """A forward pass: features (B, D), None where the model has none, and logits (B, C).
+
+    With `copied` the model gets a copy of `x`, and its head a copy of the features: it may write to them.
+    """
+    given = x.clone() if copied else x
+    if not has_features(model):
+        return None, model(given)
+    features = model.features(given)
+    return features, model.head(features.clone() if copied else features)
+
+
 def with_projection(model: Classifier, width: int) -> Classifier:
     """The model with a projection head, whose `width` features methods see; the model's head is on top of them.
 

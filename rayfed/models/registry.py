@@ -1,23 +1,21 @@
 """Models by name: those of this package, and any importable function."""
 
-import copy
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import UnknownKey, build, find
-from rayfed.data.inputs import INPUTS, Inputs, inputs_with
+from rayfed.data.inputs import INPUTS, inputs_with
 from rayfed.models.classifier import has_features, with_projection
 from rayfed.models.from_timm import PREFIX, timm_builder
 from rayfed.models.settings import HOMES, Adapt
-from rayfed.tensors.weights import in_training
+from rayfed.models.trial import check_outputs, line_of
 
 # Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS` has other keywords.
 Builder = Callable[..., nn.Module]
@@ -95,67 +93,11 @@ def build_model(
         except Exception as error:
             call = ", ".join(f"{key}={value!r}" for key, value in {**given, **options}.items())
             raise InputError(
-                f"model '{name}': cannot be built from {call}: {_line(error)}"
+                f"model '{name}': cannot be built from {call}: {line_of(error)}"
             ) from error
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}"
             )
-        _check_forward(name, model, inputs, num_classes)
+        check_outputs(name, model, inputs, num_classes)
     return model
-
-
-def refuse_batches_of_one(
-    model: nn.Module, inputs: Inputs, sizes: np.ndarray, batch_size: int
-) -> None:
-    """Raises `InputError` where the model (BatchNorm) cannot be trained on one image, and a client's last batch is one.
-
-    `sizes` has the number of each client's images.
-    """
-    clients = np.flatnonzero(sizes % batch_size == 1 % batch_size)
-    if not len(clients):
-        return
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            in_training(copy.deepcopy(model))(inputs.some(1))
-    except Exception as error:
-        raise InputError(
-            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last batch, "
-            f"and this model cannot be trained on a single image ({error}); give another train.batch_size, or model"
-        ) from None
-
-
-@torch.no_grad()
-def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
-    """One pass in eval mode, where dropout is off and BatchNorm's statistics stay as they are."""
-    images = inputs.some(2)
-    model.eval()
-    try:
-        logits = model(images)
-    except Exception as error:
-        raise InputError(f"model '{name}': cannot take {inputs}: {_line(error)}") from error
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, num_classes):
-        raise InputError(
-            f"model '{name}': logits of 2 {inputs} need the shape (2, {num_classes}), not {shape}"
-        )
-    if has_features(model):
-        try:
-            features = model.features(images)
-            same = features.ndim == 2 and torch.allclose(
-                model.head(features), logits, equal_nan=True
-            )
-        except Exception as error:
-            raise InputError(
-                f"model '{name}': head(features(images)) fails: {_line(error)}"
-            ) from error
-        if not same:
-            raise InputError(
-                f"model '{name}': features(images) must have the shape (B, D), and head of them must give the model's "
-                f"logits; features here: {tuple(features.shape)}"
-            )
-    model.train()
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.base.errors import Diverged
+from rayfed.base.errors import BrokenContract, Diverged
 from rayfed.base.isolation import in_tf32, isolated, seed_generators
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
@@ -29,7 +29,7 @@ from rayfed.methods.own_model import Models, before_and_after
 from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
-from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes
+from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
@@ -38,6 +38,8 @@ from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import (
     Weights,
+    changed_constants,
+    in_evaluation,
     in_training,
     overwrite,
     parameters_of,
@@ -134,7 +136,7 @@ class Desk:
 
     def _look(self, weights: Weights) -> Seen:
         """What a copy of the model sees with these weights: a forward pass may change its buffers."""
-        return _see(self.site, with_weights(self.site.model, weights).eval())
+        return _see(self.site, in_evaluation(with_weights(self.site.model, weights)))
 
     def _look_at_global(self) -> Seen:
         number = self.broadcast.round
@@ -204,7 +206,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = Fal
             losses, notes = descend(site, model, view, parts, local, rng, views if watch else None)
         refuse_diverged(losses, notes, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
-        trained = state(model.eval())
+        trained = state(in_evaluation(model))
+        refuse_changed(site, model, f"client {client}, round {broadcast.round}")
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
         summands: dict[str, Tree] = {}
         memories: dict[str, Tree] = {}
@@ -229,6 +232,17 @@ def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = Fal
         client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers
     )
     return Reply(row, summands, kept, confusion)
+
+
+def refuse_changed(site: Site, model: nn.Module, work: str) -> None:
+    """Raises `BrokenContract` where training has changed a buffer that is not averaged, as it has no mean."""
+    changed = changed_constants(model, site.model)
+    if changed:
+        raise BrokenContract(
+            f"{work}: training has changed the model's buffer '{changed[0]}', which holds a NaN or an infinity, or is "
+            "complex or sparse, and so has no mean over clients; if they need not send it, register it with "
+            "persistent=False"
+        )
 
 
 def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Parts) -> None:
@@ -275,7 +289,7 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
     started, test = time.perf_counter(), site.federation.test
     loss, predictions, overconfidence = 0.0, [], np.zeros(metrics.BINS)
-    rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
+    rows, run = np.arange(start, min(stop, len(test.labels))), site.run
     with _looking(site), torch.no_grad():
         for images, labels in _test_batches(site, rows, start):
             logits = run(model, images).logits
@@ -312,7 +326,7 @@ def sample(site: Site) -> np.ndarray:
 
 def _see(site: Site, model: nn.Module, some: slice = slice(0, None)) -> Seen:
     batches = _test_batches(site, sample(site)[some], some.start)
-    return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
+    return measures.see(site.run, site.job.measure_layers, batches, model)
 
 
 def descend(

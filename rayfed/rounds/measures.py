@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from rayfed.base.errors import InputError, did_you_mean
 from rayfed.data.inputs import Inputs
 from rayfed.losses import metrics
-from rayfed.methods.views import Run, run_model
+from rayfed.methods.views import Run, run_on_copy
 from rayfed.tensors.trees import Scaled, Tree
-from rayfed.tensors.weights import Weights, parameters_of
+from rayfed.tensors.weights import Weights, in_evaluation, parameters_of
 
 FEATURES = ""  # in place of a layer's name: the features before the head
 UPDATES = (
@@ -150,7 +150,7 @@ def refuse_absent(
             )
         two = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
         try:
-            see(run_model, [layer], two, copy.deepcopy(model).eval())
+            see(run_on_copy, [layer], two, in_evaluation(copy.deepcopy(model)))
         except Exception as error:  # the user's module may raise anything
             raise InputError(
                 f"measure_layers = ['{layer}']: {error}; choose another layer"

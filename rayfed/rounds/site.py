@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -16,16 +17,20 @@ from rayfed.base.isolation import isolated, threads
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import held_out
 from rayfed.clients.trace import Trace, open_trace
-from rayfed.data.federation import Federation, Read, open_federation
+from rayfed.data.federation import EVALUATION_BATCH, Federation, Read, open_federation
 from rayfed.data.naming import number_of
 from rayfed.job import Job
 from rayfed.methods.checks import doubts
 from rayfed.methods.part import all_parts
-from rayfed.methods.views import RUNS, Frozen, ServerView
+from rayfed.methods.views import RUNS, RUNS_ON_COPIES, Frozen, Run, ServerView
 from rayfed.models.adapt import adapt
-from rayfed.models.registry import build_model, refuse_batches_of_one
+from rayfed.models.registry import build_model
+from rayfed.models.trial import Setting, try_model
 from rayfed.rounds import measures
-from rayfed.tensors.weights import Weights
+from rayfed.tensors.weights import Weights, keep_constant
+
+EXAMPLES = 8  # of the training set, on which a model is tried
+NAMED = 5  # names in a message
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +45,13 @@ class Site:
     device: torch.device
     trace: Trace | None = None  # of which clients are there in which round
     node: str = ""  # where the worker is, as the results name it
+    writes_to_inputs: bool = False  # the model does, so that each pass gets a copy of its input
+
+    @property
+    def run(self) -> Run:
+        """A forward pass of the model, in the job's precision."""
+        runs = RUNS_ON_COPIES if self.writes_to_inputs else RUNS
+        return runs[self.job.train.precision]
 
     @cached_property
     def held_out(self) -> np.ndarray:
@@ -91,7 +103,16 @@ def _open_site(job: Job, read: Read | None) -> Site:
             job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL)
         )
         adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
-    refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
+    found = try_model(model, _setting(job, federation))
+    keep_constant(model, found.constants)
+    for warning in found.warnings:
+        log.warning("%s", warning)
+    if found.unused:
+        log.info(
+            "model '%s': no gradient reached %s in a trial step, and so they may stay as they begin",
+            job.model.name,
+            _listed(found.unused),
+        )
     for asked in job.measure_clients:
         number_of(asked, federation.client_names, federation.num_clients, "measure_clients")
     measures.refuse_absent(job.measure_layers, model, inputs)
@@ -102,8 +123,48 @@ def _open_site(job: Job, read: Read | None) -> Site:
         job.method, model, train.num_rounds, "local" in job.measure, train.momentum
     ):
         log.warning("%s", doubt)
-    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
-    return Site(model, federation, job, torch.device("cpu"), trace)
+    # Convolutions on CPUs are a third faster so. A user's own `to` may not take a layout.
+    nn.Module.to(model, memory_format=torch.channels_last)
+    return Site(
+        model,
+        federation,
+        job,
+        torch.device("cpu"),
+        trace,
+        writes_to_inputs=found.writes_to_inputs,
+    )
+
+
+def _setting(job: Job, federation: Federation) -> Setting:
+    """What the job's model is tried for."""
+    rows = np.arange(min(EXAMPLES, len(federation.train)))
+    examples, labels = next(federation.batches(federation.train, rows, torch.device("cpu")))
+    sizes, batch_size = federation.partition.sizes, job.train.batch_size
+    clients = np.flatnonzero(sizes % batch_size == 1 % batch_size)
+    in_training = ""
+    if len(clients):
+        in_training = f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last batch"
+    in_evaluation = ""
+    if len(federation.test) % EVALUATION_BATCH == 1:
+        in_evaluation = (
+            f"of {len(federation.test)} test images the last would be alone in a batch of its own"
+        )
+    return Setting(
+        job.model.name,
+        federation.inputs,
+        federation.num_classes,
+        job.train,
+        examples,
+        labels,
+        in_training,
+        in_evaluation,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Some names for a message: the first few, and how many more there are."""
+    shown = ", ".join(names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
 
 
 def open_data(job: Job, read: Read | None = None) -> Federation:
@@ -139,6 +200,6 @@ def common_view(
         "num_clients": num_clients,
         "mean_examples": mean_examples,
         "frozen": frozen,
-        "run": RUNS[site.job.train.precision],
+        "run": site.run,
         "samples": partial(data.batches, data.train, rows, site.device),
     }

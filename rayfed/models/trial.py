@@ -1,0 +1,508 @@
+"""One trial of a model before a run: all that clients and the server will do with it, on copies and a few examples.
+
+A model may pass a forward pass and fail in the first training step, or give other numbers in a copy. What would fail
+in a run is refused here, in a sentence about the model. The model itself, and the process, stay as they were.
+
+Shapes: `B` examples, `C` classes, `D` features.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parameter import is_lazy
+
+from rayfed.base.errors import InputError
+from rayfed.base.isolation import isolated
+from rayfed.clients.optimizers import stepper
+from rayfed.clients.settings import Training
+from rayfed.data.inputs import Images, Inputs
+from rayfed.models.classifier import features_and_logits, has_features
+from rayfed.tensors.trees import first_difference
+from rayfed.tensors.weights import (
+    identical,
+    in_evaluation,
+    in_training,
+    parameters_of,
+    state_of,
+    with_weights,
+)
+
+SEED = 0  # of what the model draws in its trial
+STEPS = 2  # a model that keeps something from its first step may fail in the second
+FAR = 1000.0  # times the examples: only probabilities stay between 0 and 1 there
+NEAR_ONE = 1e-3  # how far the sum of a row of probabilities may be from 1
+NAMED = 3  # names in a message
+# Operations that change the form of a tensor alone, as autograd names them.
+FORMS = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a model is tried for."""
+
+    name: str
+    inputs: Inputs
+    num_classes: int
+    training: Training
+    examples: Tensor  # some of the training set, as a batch has them, (B, ...): two or more
+    labels: Tensor  # int64 (B,)
+    alone_in_training: str  # why a batch of one may be trained on; empty: no batch has one
+    alone_in_evaluation: str  # the same of batches without training
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run has to know of a model."""
+
+    writes_to_inputs: bool  # it, or its head to the features: each pass needs a copy
+    constants: tuple[str, ...]  # buffers that have no mean, and that training leaves as they are
+    unused: tuple[str, ...]  # parameters that train, and got no gradient
+    warnings: tuple[str, ...]
+
+
+def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
+    """Raise `InputError` where a model in evaluation mode takes no such inputs, or gives no logits for them.
+
+    Its lazy layers are made by this pass; dropout is off, and BatchNorm's statistics stay as they are.
+    """
+    examples = inputs.some(2)
+    model.eval()
+    with torch.no_grad():
+        try:
+            logits = model(examples)
+        except Exception as error:
+            raise InputError(
+                f"model '{name}': cannot take {inputs}: {line_of(error)}"
+                f"{_advice(str(error)) or _size_advice(inputs, str(error))}"
+            ) from error
+        _refuse_other_outputs(name, logits, f"2 {inputs}", 2, num_classes)
+        if has_features(model):
+            _refuse_other_head(name, model, examples, logits)
+    model.train()
+
+
+def try_model(model: nn.Module, setting: Setting) -> Findings:
+    """Try a model on a setting's examples. Raises `InputError` for whatever would fail in a run.
+
+    Torch's generators and settings, the model's weights and its buffers stay as they were.
+    """
+    name = setting.name
+    _refuse_entries(name, model)
+    with isolated(SEED, torch.device("cpu")):
+        tried = _copy(name, model)
+        _refuse_other_sharing(name, model, tried)
+        writes = _try_outputs(tried, setting)
+        unused = _try_steps(tried, setting, writes)
+        constants = _constants(name, model, tried)
+        doubts = [
+            *_probabilities(tried, setting, writes),
+            *_kept_outside(name, model, tried, setting, writes),
+        ]
+    return Findings(writes, constants, unused, tuple(doubts))
+
+
+def line_of(error: BaseException) -> str:
+    """The type and the first line of an error, without torch's notes for its developers."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextmanager
+def _refusing(name: str, what: str, advice: str = "") -> Iterator[None]:
+    """Raise `InputError` in place of what the model raises in the context, with the cause and the way on."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        way_on = advice or _advice(str(error))
+        raise InputError(f"model '{name}': {what}: {line_of(error)}{way_on}") from error
+
+
+def _advice(cause: str) -> str:
+    """The way on, of errors of torch that say little of it."""
+    if "leaf Variable that requires grad" in cause or "modified by an inplace operation" in cause:
+        return "; give its operations in place (inplace=True, relu_, +=) up, or let them write to a clone()"
+    if "does not require grad" in cause:
+        return "; no gradient reaches its parameters: is there a detach, no_grad or argmax in its forward?"
+    if "backward through the graph a second time" in cause:
+        return "; it keeps a tensor from one batch to the next: keep it without its gradient, by detach()"
+    if "same dtype" in cause or "scalar type" in cause:
+        return "; its inputs are float32: give float32 parameters (model.float()), or convert the inputs in forward"
+    if "same device" in cause or "meta" in cause:
+        return "; rayfed moves the model and its inputs: make no tensor on a device of its own"
+    return ""
+
+
+def _size_advice(inputs: Inputs, cause: str) -> str:
+    """The way on where a model is perhaps made for images of another size."""
+    if not isinstance(inputs, Images) or not ("shape" in cause or "size" in cause):
+        return ""
+    return "; make its layers for image_shape, or give data.size the size that it needs"
+
+
+# What the model holds.
+
+
+def _refuse_entries(name: str, model: nn.Module) -> None:
+    """Raise `InputError` for parameters and buffers that cannot be copied, sent or averaged."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(
+            f"model '{name}': it is wrapped in {type(model).__name__}, and rayfed itself trains clients side by side; "
+            "return the module inside, without the wrapper"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"model '{name}': torch.jit has made it, and clients cannot train copies of it; return the module itself, "
+            "without torch.jit"
+        )
+    with _refusing(name, "its state_dict() fails"):
+        entries = dict(model.state_dict(keep_vars=True))
+    for entry, value in entries.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"model '{name}': its state has '{entry}', {_kind(value)}, which is no tensor and has no mean over "
+                "clients; keep it in a buffer (register_buffer), or without get_extra_state"
+            )
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for entry, tensor in held.items():
+        if is_lazy(tensor):
+            raise InputError(
+                f"model '{name}': '{entry}' is of a lazy layer that a forward pass does not reach, and has no shape; "
+                "remove the layer, or give its size"
+            )
+        if tensor.device.type != "cpu":
+            raise InputError(
+                f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on the CPU, which "
+                "rayfed moves to each worker's device (from 'meta': model.to_empty(device='cpu'), and set the weights)"
+            )
+        if tensor.numel() and _overlaps_itself(tensor):
+            raise InputError(
+                f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, and it cannot be "
+                "loaded; give it memory of its own, by clone()"
+            )
+    for entry, parameter in parameters_of(model).items():
+        if parameter.is_complex() or parameter.layout != torch.strided:
+            kind = parameter.dtype if parameter.is_complex() else parameter.layout
+            raise InputError(
+                f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be real and dense, and "
+                "torch.view_as_complex makes a complex one of it in forward"
+            )
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(
+                f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the run; set its values "
+                "(torch.empty does not), or give it requires_grad=False if it is a mask"
+            )
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the copies that clients "
+                "train lose; do that in forward, or clip gradients by train.clip"
+            )
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor lie in one place."""
+    if tensor.layout != torch.strided:
+        return False
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sizes)
+
+
+def _copy(name: str, model: nn.Module) -> nn.Module:
+    """A copy of the model. Raises `InputError`, with the attribute, where it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        place = _not_copied(model)
+        raise InputError(
+            f"model '{name}': it cannot be copied by copy.deepcopy, and each client trains a copy: {line_of(error)}"
+            f"{place}; make locks, files and tensors with a gradient in forward, and keep none of them"
+        ) from error
+
+
+def _not_copied(model: nn.Module) -> str:
+    """Which attribute of the model cannot be copied, in words."""
+    for place, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if key != "_modules"}
+        for key, value in own.items():
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                path = f"{place}.{key}" if place else key
+                return f", in '{path}' ({_kind(value)})"
+    return ""
+
+
+def _refuse_other_sharing(name: str, model: nn.Module, copied: nn.Module) -> None:
+    """Raise `InputError` where tensors share memory that do not share it in a copy, as two views of one tensor."""
+    apart = _sharing(model) - _sharing(copied)
+    for group in sorted(sorted(names) for names in apart):
+        listed = " and ".join(f"'{entry}'" for entry in group[:NAMED])
+        raise InputError(
+            f"model '{name}': {listed} share memory, and in a copy of the model they do not: clients would train them "
+            "apart; make one nn.Parameter, and take its part in forward (self.weight[:5])"
+        )
+
+
+def _sharing(model: nn.Module) -> set[frozenset[str]]:
+    """The groups of names of tensors that lie in the same memory; a tensor with two names counts under the first."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    groups: dict[int, set[str]] = {}
+    for entry, tensor in held.items():
+        if tensor.layout == torch.strided and tensor.numel():
+            groups.setdefault(tensor.untyped_storage().data_ptr(), set()).add(entry)
+    return {frozenset(group) for group in groups.values() if len(group) > 1}
+
+
+# What it gives.
+
+
+def _try_outputs(model: nn.Module, setting: Setting) -> bool:
+    """Passes in both modes, without steps. Gives whether the model writes to what it is given."""
+    two, one = setting.examples[:2], setting.examples[:1]
+    first = _pass(in_evaluation(model), setting, two, "in evaluation mode")
+    if setting.alone_in_evaluation:
+        try:
+            _pass(model, setting, one, "in evaluation mode")
+        except InputError as error:
+            raise InputError(
+                f"{setting.alone_in_evaluation}, and this model cannot take a single example ({error}); let its "
+                "forward keep the dimension of the batch, or give another number of test images"
+            ) from None
+    if setting.alone_in_training:
+        try:
+            _pass(in_training(model), setting, one, "in training mode")
+        except InputError as error:
+            raise InputError(
+                f"{setting.alone_in_training}, and this model cannot be trained on a single image ({error}); give "
+                "another train.batch_size, or model"
+            ) from None
+    second = _pass(in_training(model), setting, two, "in training mode")
+    return first or second
+
+
+def _pass(model: nn.Module, setting: Setting, examples: Tensor, mode: str) -> bool:
+    """Refuse outputs that are no logits. Gives whether the model, or its head, has written to its inputs."""
+    given = examples.clone()
+    features = before = None
+    with _refusing(setting.name, f"its forward fails {mode}"), torch.no_grad():
+        if has_features(model):
+            features = model.features(given)
+            before = features.clone()
+            logits = model.head(features)
+        else:
+            logits = model(given)
+    of = f"{len(examples)} {setting.inputs} {mode}"
+    _refuse_other_outputs(setting.name, logits, of, len(examples), setting.num_classes)
+    if bool(torch.isnan(logits).any()):
+        raise InputError(
+            f"model '{setting.name}': before any training its outputs {mode} are NaN, for the first examples of the "
+            "training set; look for a division by 0, a root or a logarithm in it"
+        )
+    wrote = not identical(given, examples)
+    if features is not None and before is not None:
+        wrote = wrote or not identical(features, before)
+    return wrote
+
+
+def _refuse_other_outputs(
+    name: str, logits: Any, examples: str, count: int, num_classes: int
+) -> None:
+    """Raise `InputError` where a model's outputs are no logits (B, C)."""
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else _kind(logits)
+    if shape != (count, num_classes):
+        raise InputError(
+            f"model '{name}': logits of {examples} need the shape ({count}, {num_classes}), not {shape}"
+            f"{_outputs_advice(logits)}"
+        )
+    if not logits.is_floating_point():
+        raise InputError(
+            f"model '{name}': logits of {examples} must be real numbers with a gradient, not {_plain(logits.dtype)}; "
+            "return the scores of the classes, not the class"
+        )
+
+
+def _outputs_advice(outputs: Any) -> str:
+    """The way on where a model gives more than its logits."""
+    if isinstance(outputs, Tensor):
+        return ""
+    if hasattr(outputs, "logits") or (isinstance(outputs, dict) and "logits" in outputs):
+        return "; return its logits alone"
+    return "; return one tensor, the logits alone, in both modes (of torchvision's: aux_logits = false)"
+
+
+def _refuse_other_head(name: str, model: nn.Module, examples: Tensor, logits: Tensor) -> None:
+    """Raise `InputError` where `features` and `head` do not give what `forward` gives."""
+    try:
+        features, through_head = features_and_logits(model, examples.clone(), copied=True)
+        assert features is not None
+        same = features.ndim == 2 and torch.allclose(through_head, logits, equal_nan=True)
+    except Exception as error:
+        raise InputError(
+            f"model '{name}': head(features(images)) fails: {line_of(error)}"
+        ) from error
+    if not same:
+        raise InputError(
+            f"model '{name}': features(images) must have the shape (B, D), and head of them must give the model's "
+            f"logits; features here: {tuple(features.shape)}"
+        )
+
+
+# What a step does.
+
+
+def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, ...]:
+    """Steps on the cross-entropy. Gives the names of the parameters that got no gradient."""
+    name, before = setting.name, state_of(model)
+    examples, labels = setting.examples[:2], setting.labels[:2]
+    parameters = parameters_of(in_training(model))
+    step = stepper(parameters, setting.training, round=1)
+    reached: set[str] = set()
+    for _ in range(STEPS):
+        with _refusing(name, "a training step fails"):
+            _, logits = features_and_logits(model, examples.clone(), copied=writes)
+            loss = cross_entropy(logits, labels)
+            _refuse_sparse(name, parameters, loss)
+            _, logits = features_and_logits(model, examples.clone(), copied=writes)
+            loss = cross_entropy(logits, labels)
+            step(loss)
+        reached |= {entry for entry, p in parameters.items() if p.grad is not None}
+        for p in parameters.values():
+            p.grad = None
+    unlike = first_difference(state_of(model), before)
+    if unlike is not None:
+        raise InputError(
+            f"model '{name}': a training step changes the form of its state: {unlike}, as it began; make its buffers "
+            "in __init__, in their final shape, or register them with persistent=False"
+        )
+    return tuple(entry for entry in parameters if entry not in reached)
+
+
+def _refuse_sparse(name: str, parameters: dict[str, nn.Parameter], loss: Tensor) -> None:
+    """Raise `InputError` for a parameter whose gradient is sparse: the steps and the methods take dense ones."""
+    loss.backward()
+    for entry, parameter in parameters.items():
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise InputError(
+                f"model '{name}': the gradient of its parameter '{entry}' is sparse; give its layer sparse=False, "
+                "which trains to the same weights"
+            )
+
+
+def _constants(name: str, model: nn.Module, trained: nn.Module) -> tuple[str, ...]:
+    """The buffers that have no mean, and are unchanged by steps. Raises `InputError` for those that steps change."""
+    now, still = trained.state_dict(), []
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for entry, buffer in model.state_dict().items():
+        if entry in parameters or _has_a_mean(buffer):
+            continue
+        if identical(buffer, now[entry]):
+            still.append(entry)
+        elif not _has_a_mean(now[entry]):
+            raise InputError(
+                f"model '{name}': its buffer '{entry}' ({_plain(buffer.dtype)}) is changed by training, and has no "
+                "mean over clients, as it is complex, sparse, or holds a NaN or an infinity; if clients need not send "
+                "it, register it with persistent=False"
+            )
+    return tuple(still)
+
+
+def _has_a_mean(tensor: Tensor) -> bool:
+    """Whether the mean over clients of such a tensor is one."""
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
+        return False
+    return bool(torch.isfinite(tensor).all())
+
+
+# What its user may not mean.
+
+
+def _probabilities(model: nn.Module, setting: Setting, writes: bool) -> Iterator[str]:
+    """A warning where the outputs are probabilities, in one of the modes."""
+    modes: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "in training mode": in_training,
+        "in evaluation mode": in_evaluation,
+    }
+    found: list[str] = []
+    for mode, switch in modes.items():
+        if _gives_probabilities(switch(model), setting.examples, writes):
+            found.append(mode)
+    if found:
+        where = "" if len(found) == len(modes) else f" {found[0]}"
+        yield (
+            f"model '{setting.name}': its outputs are probabilities{where}, and the losses take logits: the softmax "
+            "would be taken twice, and training would hardly get on; return what goes into its softmax or sigmoid"
+        )
+
+
+def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bool:
+    """Whether all outputs lie between 0 and 1, also far from the examples, and rows sum to 1 or a sigmoid made them."""
+    _, logits = features_and_logits(model, examples.clone(), copied=writes)
+    last = _last_operation(logits)
+    sums_to_one = True
+    for rows in (logits, _far(model, examples, writes)):
+        rows = rows[torch.isfinite(rows).all(dim=1)].detach().float()
+        if bool(((rows < 0) | (rows > 1 + NEAR_ONE)).any()):
+            return False
+        sums_to_one = sums_to_one and bool(((rows.sum(dim=1) - 1).abs() < NEAR_ONE).all())
+    return sums_to_one or last == "Sigmoid"
+
+
+def _far(model: nn.Module, examples: Tensor, writes: bool) -> Tensor:
+    """The outputs on inputs that no data have, (B, C); none (0, C) of tokens, or where the model refuses them."""
+    far = examples * FAR if examples.is_floating_point() else examples
+    try:
+        with torch.no_grad():
+            return features_and_logits(model, far.clone(), copied=writes)[1]
+    except Exception:
+        return torch.empty(0, 1)
+
+
+def _last_operation(logits: Tensor) -> str:
+    """The last operation that made the logits, as autograd names it: 'Sigmoid'; without those that change the form."""
+    node = logits.grad_fn
+    while node is not None:
+        operation = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+        if operation not in FORMS:
+            return operation
+        node = node.next_functions[0][0] if node.next_functions else None
+    return ""
+
+
+def _kept_outside(
+    name: str, model: nn.Module, trained: nn.Module, setting: Setting, writes: bool
+) -> Iterator[str]:
+    """A warning where a model with the trained weights gives other outputs than the trained model itself."""
+    with _refusing(name, "the weights of a copy cannot be loaded into another"):
+        loaded = with_weights(model, state_of(trained))
+    outputs = []
+    for each in (trained, loaded):
+        examples = setting.examples.clone()
+        with (
+            isolated(SEED, torch.device("cpu")),
+            torch.no_grad(),
+            _refusing(name, "a copy with other weights fails"),
+        ):
+            outputs.append(features_and_logits(in_evaluation(each), examples, copied=writes)[1])
+    ours, theirs = outputs
+    both_finite = bool(torch.isfinite(ours).all() and torch.isfinite(theirs).all())
+    if both_finite and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
+        yield (
+            f"model '{name}': a copy with its trained weights gives other outputs than the trained model: it keeps "
+            "something outside its parameters and buffers (a counter, a plain tensor, a generator of its own), which "
+            "no client sends; keep it in a buffer (register_buffer)"
+        )
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _plain(kind: Any) -> str:
+    """A type or a layout of torch, without 'torch.'."""
+    return str(kind).removeprefix("torch.")
