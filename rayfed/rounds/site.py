@@ -143,7 +143,10 @@ def _setting(job: Job, federation: Federation) -> Setting:
     clients = np.flatnonzero(sizes % batch_size == 1 % batch_size)
     in_training = ""
     if len(clients):
-        in_training = f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last batch"
+        in_training = (
+            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in "
+            "its last batch"
+        )
     in_evaluation = ""
     if len(federation.test) % EVALUATION_BATCH == 1:
         in_evaluation = (

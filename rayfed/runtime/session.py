@@ -14,12 +14,14 @@ from pathlib import Path
 
 import ray
 import torch
-from ray import ObjectRef
+from ray import ObjectRef, cloudpickle
 from ray.exceptions import RayError
+from torch import nn
 
 from rayfed.base.errors import LONGEST, InputError, RunFailed, WorkersLost, first_line
 from rayfed.base.files import is_installed
 from rayfed.job import RayOptions
+from rayfed.models.sending import make_sendable
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
@@ -197,13 +199,31 @@ class Stored(Site):
     reference: ObjectRef = field(kw_only=True)
 
 
+def refuse_unsendable(name: str, model: nn.Module) -> None:
+    """Raise `InputError` where a model cannot be sent to Ray's workers, before a Ray is started for it."""
+    make_sendable(model)
+    try:
+        cloudpickle.loads(cloudpickle.dumps(model))
+    except Exception as error:
+        raise InputError(
+            f"model '{name}': it cannot be sent to Ray's workers, as pickling it fails ({type(error).__name__}: "
+            f"{first_line(error)}); keep locks, files and connections out of it, or give ray.mode = 'off'"
+        ) from error
+
+
 @ray_may_fail()
 def stored(site: Site) -> Stored:
     """Put the site into the store. Who drops `site` for the result keeps no second copy."""
     reference = ray.put(site)
     there: Site = ray.get(reference)
     return Stored(
-        site.model, there.federation, site.job, site.device, there.trace, reference=reference
+        site.model,
+        there.federation,
+        site.job,
+        site.device,
+        there.trace,
+        writes_to_inputs=site.writes_to_inputs,
+        reference=reference,
     )
 
 

@@ -35,13 +35,16 @@ def opened(
         yield site
         return
     try:
-        from rayfed.runtime.session import connected, stored  # importing Ray takes a second
+        # Importing Ray takes a second.
+        from rayfed.runtime.session import connected, refuse_unsendable, stored
     except ImportError as error:
         raise InputError(
             f"Ray cannot be imported ({first_line(error)}): install it with pip install 'ray[default]', or train "
             "without Ray: -s ray.mode=off"
         ) from error
 
+    with stopping("stopping"):
+        refuse_unsendable(job.model.name, site.model)
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
         site = stored(site)  # without this process's own copy of the data
         yield site
