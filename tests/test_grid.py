@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.cli import main
 from rayfed.data import sources
+from rayfed.folder.read import find_runs, write_order
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_job
 
@@ -370,13 +371,30 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
     )
 
 
+def test_runs_of_a_grid_have_the_order_of_its_job_file_and_others_that_of_their_names(tmp_path):
+    names = ["b/seed-10", "b/seed-2", "a/seed-2", "c/seed-0"]
+    runs = [tmp_path / "g" / name for name in names]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "job.toml").write_text("")
+    by_name = [tmp_path / "g" / name for name in ("a/seed-2", "b/seed-2", "b/seed-10", "c/seed-0")]
+    assert find_runs(tmp_path / "g") == by_name
+    write_order(tmp_path / "g", runs[:3])
+    assert find_runs(tmp_path / "g") == find_runs(tmp_path) == runs, "new runs come last"
+    assert find_runs(tmp_path / "g/b") == runs[:2]
+    write_order(tmp_path / "g", [runs[1]])
+    assert find_runs(tmp_path / "g") == runs, "a part of the grid changes no order"
+
+
 def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     listed = rayfed("reproduce", "p/t", "--rows", "*/seed-1", "--list")
     assert listed.stdout.splitlines() == [
         cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]
     ]
     for listing in (["p"], ["p", "--list"]):  # of a paper alone: its tables
-        assert rayfed("reproduce", *listing).stdout == "the papers' tables, to give one of:\np/t\n"
+        shown = rayfed("reproduce", *listing).stdout
+        assert shown.startswith("the papers' tables, to give one of:\n\np/t\n")
+        assert "2 methods x 2 settings, 8 runs of 1 round" in shown and "cost not known" in shown
     wrong = rayfed("reproduce", "p/tt")
     assert (
         wrong.exit_code,

@@ -7,7 +7,7 @@ a run that is resumed with more rounds keeps the rates that it has had. A schedu
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from numbers import Real
 from typing import Annotated, Any, Protocol
 
@@ -153,12 +153,13 @@ def _factor(schedule: Any, name: str, round: int) -> float:
         raise InputError(f"{where} fails: {type(error).__name__}: {error}") from error
     if isinstance(factor, bool) or not isinstance(factor, Real):
         raise InputError(f"{where} gives {told(factor)}; give a number, such as 0.5")
-    if not (math.isfinite(factor) and factor > 0):
+    number = float(factor)
+    if not (math.isfinite(number) and number > 0):
         raise InputError(
             f"{where} gives {factor}; give a finite number above 0: with a rate of 0 nothing would train, and some "
             "methods divide by the rate"
         )
-    return float(factor)
+    return number
 
 
 def _find(name: str) -> Any:
@@ -172,7 +173,8 @@ def _find(name: str) -> Any:
                 f"unknown schedule '{name}': {meant} (valid: {', '.join(SCHEDULES)}, or 'package.module:Name')"
             )
     schedule: Any = find(name, SCHEDULES, "schedule")
-    is_frozen = is_dataclass(schedule) and schedule.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    parameters = getattr(schedule, "__dataclass_params__", None)
+    is_frozen = bool(parameters and parameters.frozen)
     if not (
         inspect.isclass(schedule) and is_frozen and callable(getattr(schedule, "factor", None))
     ):

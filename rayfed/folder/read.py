@@ -30,7 +30,7 @@ MOST_ACROSS = (
 )
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")
-ORDER = "order.txt"  # in a grid's folder: its runs in the order of its job file
+ORDER = "grid-order.txt"  # in a grid's folder: its runs in the order of its job file
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ def find_runs(folder: Path) -> list[Path]:
     found = [each for each in jobs if _is_run(each)] or jobs
     if found:
         orders: dict[Path, dict[str, int]] = {}
-        return sorted(found, key=lambda run: _place(run, folder, orders))
+        return sorted(found, key=lambda run: _place(run, orders))
     why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
     why = why if folder.exists() else "there is no such folder"
     raise InputError(f"'{folder}' is not the folder of a run: {why}")
@@ -170,8 +170,8 @@ def read_order(grid: Path) -> list[str]:
         return []
 
 
-def _place(run: Path, folder: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
-    """What the runs below a folder are sorted by: their grid's name, their place in the grid, their own name."""
+def _place(run: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
+    """What runs are sorted by: their grid's name, their place in the grid, their own name."""
     for above in run.parents:
         if above not in orders:
             orders[above] = {name: place for place, name in enumerate(read_order(above))}
@@ -179,8 +179,6 @@ def _place(run: Path, folder: Path, orders: dict[Path, dict[str, int]]) -> tuple
         if order:
             place = order.get(str(run.relative_to(above)), len(order))
             return _natural(above), place, _natural(run)
-        if above == folder:
-            break
     return _natural(run), 0, _natural(run)
 
 

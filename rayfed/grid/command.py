@@ -51,7 +51,6 @@ def run_grid(
         _warn_of_changes(done)
     width = max((len(job.name) for job in todo), default=0)
     failed: dict[str, int] = {}  # name -> exit code
-    _note_order(cells, jobs)
     started = time.monotonic()
     try:
         logged = partial(Lines, quiet=True)  # the runs' logs have their rounds
@@ -61,6 +60,7 @@ def run_grid(
                 name, code = ended.job.name, ended.exit_code
                 line = f"run {number}/{len(todo)}  {name.ljust(width)}"
                 if code == 0:
+                    _note_order(cells, jobs)
                     left = duration((time.monotonic() - started) / number * (len(todo) - number))
                     print(
                         f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left",

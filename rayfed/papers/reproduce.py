@@ -185,6 +185,20 @@ def show_beside(table: str, cells: list[Cell]) -> None:
         print_paper(map(folder_of, done), table)
 
 
+def list_tables(names: Iterable[str]) -> None:
+    """Print what each of these tables shows, and what it takes."""
+    from rayfed.grid.cells import expand
+    from rayfed.job import read_toml
+    from rayfed.papers.cost import HOW, cost_of, shows
+    from rayfed.papers.tables import grid_of
+
+    print("the papers' tables, to give one of:")
+    for name in names:
+        file = grid_of(name)
+        print(f"\n{name}\n    {shows(file)}\n    {cost_of(expand(read_toml(file))).in_words()}")
+    print(f"\n({HOW})")
+
+
 @click.command()
 @click.argument("table", required=False, metavar="[PAPER[/TABLE]]", shell_complete=complete_paper)
 @set_option
@@ -205,10 +219,11 @@ def reproduce(
 ) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables. A table is a
-    grid in jobs/papers, in the paper's protocol: up to hundreds of runs at full size, so see --list, and choose with
-    --rows. Runs that are done are not run again, and runs that were begun continue, so the command may be stopped and
-    given again. What -s changes in the protocol is named below the table.
+    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables, with what each
+    shows, its runs, its data and a rough cost. A table is a grid in jobs/papers, in the paper's protocol: up to hundreds
+    of runs at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were
+    begun continue, so the command may be stopped and given again. What -s changes in the protocol is named below the
+    table.
 
     \b
     Examples:
@@ -225,11 +240,14 @@ def reproduce(
 
         of_paper = [name for name in grids() if table is None or name.startswith(f"{table}/")]
         if table is None or of_paper:
-            print("\n".join(["the papers' tables, to give one of:", *of_paper]))
+            list_tables(of_paper)
             return
         chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
         jobs = [cell.job() for cell in chosen]
     if listed:
+        from rayfed.papers.cost import HOW, cost_of
+
+        print(f"{cost_of(chosen).in_words()}\n({HOW})", file=sys.stderr)
         print("\n".join(job.name for job in jobs))
         return
     from rayfed.grid.command import run_grid

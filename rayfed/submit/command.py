@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayfed.base.errors import STOPPED, InputError, Resumable
+from rayfed.base.errors import STOPPED, InputError, NoRay, Resumable
 from rayfed.runtime.address import are_here, job_server, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
@@ -280,8 +280,10 @@ def _submission_or(
             submission = cluster.find(name)
         except InputError as error:
             if here is None:
-                nowhere = f"'{name}': no run of this name in {RUNS}, and "
-                raise InputError(f"{'' if address else nowhere}{error}") from None
+                nowhere = ""
+                if isinstance(error, NoRay):  # the user has named no cluster
+                    nowhere = f"'{name}': no run of this name in {RUNS}, and "
+                raise InputError(f"{nowhere}{error}") from None
             yield None
             return
         # An earlier submission of this name may be over, while a run that was started here goes on.

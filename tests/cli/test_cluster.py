@@ -10,7 +10,7 @@ import pytest
 from rayfed.base.errors import InputError
 from rayfed.folder.owner import lock
 from rayfed.grid.cells import expand
-from rayfed.runtime.jobs import Submission
+from rayfed.runtime.jobs import Submission, no_token
 from rayfed.screen.exits import Failure
 from rayfed.submit.command import conclude, described, refuse_twins
 from rayfed.submit.status import runs_in
@@ -49,6 +49,23 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
     assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, (
         "an option wins over a variable"
     )
+
+
+def test_another_users_ray_at_the_usual_address_is_a_note_below_the_runs(
+    folder, rayfed, monkeypatch
+):
+    def refused(*_):
+        raise no_token("http://127.0.0.1:8265")
+
+    monkeypatch.setattr("rayfed.runtime.jobs.Jobs.ask", refused)
+    write_run(folder / "runs/mine", "done")
+    ended = rayfed("status")
+    assert ended.exit_code == 0 and "mine" in ended.stdout
+    assert (
+        "note: submitted jobs are not listed: the cluster at http://127.0.0.1:8265" in ended.stdout
+    )
+    named = rayfed("status", "--address", "http://127.0.0.1:8265")
+    assert named.exit_code == 2 and "asks for a token" in named.stderr
 
 
 def test_auto_is_the_ray_on_this_machine(folder, rayfed, cluster, monkeypatch):

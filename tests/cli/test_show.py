@@ -1,6 +1,7 @@
 """Commands that only show: help, keys, methods, data and partition; and shell completion."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,10 +15,11 @@ from rayfed.cli import main
 from rayfed.clients.schedules import SCHEDULES
 from rayfed.data.partition import PARTITIONS
 from rayfed.data.settings import SOURCES
-from rayfed.grid.cells import Grid
+from rayfed.grid.cells import Grid, expand
 from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 from rayfed.models.settings import Adapt
+from rayfed.papers.cost import cost_of
 from rayfed.screen.display import partition_text
 from rayfed.screen.options import read_override
 
@@ -169,6 +171,33 @@ def test_data_describes_a_source_and_data_that_cannot_be_dealt_as_the_job_says(f
 def test_reproduce_without_a_table_lists_them(folder, rayfed):
     listed = rayfed("reproduce")
     assert listed.exit_code == 0 and "\nfedntd/table1\n" in listed.stdout
+    (entry,) = [each for each in listed.stdout.split("\n\n") if each.startswith("fedntd/table1\n")]
+    _, shows, takes = entry.splitlines()
+    assert shows.strip().startswith("FedNTD (Lee et al., NeurIPS 2022), Table 1")
+    assert re.search(
+        r"7 methods x 14 settings, 294 runs of 200 rounds; .*mnist.*; about [\d,]+", takes
+    )
+    assert "(core-hours are rough: " in listed.stdout
+
+
+def test_a_cost_is_that_of_all_images_of_all_rounds_and_names_the_data_that_are_not_here(tmp_path):
+    tables = {
+        "name": "grid",
+        "data": {"source": "mnist", "root": str(tmp_path), "partition": {"num_clients": 100}},
+        "model": "cnn",
+        "train": {"num_rounds": 10, "clients_per_round": 5, "local_epochs": 2, "eval_every": 5},
+        "grid": {"seeds": [0, 1], "method": ["fedavg", "fedntd"]},
+    }
+    cost = cost_of(expand(tables))
+    trained, tested = 10 * 5 * 600 * 2, 2 * 10_000 / 3
+    seconds = 4 * (trained + tested) * 0.002 * (28 / 32) ** 2
+    assert cost.core_hours == pytest.approx(seconds / 3600)
+    assert cost.in_words() == (
+        "2 methods x 1 setting, 4 runs of 10 rounds; mnist (not here); about 0.1 core-hours"
+    )
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    assert cost_of(expand(tables)).sources == {"mnist": True}
+    assert "cost not known" in cost_of(expand({**tables, "model": "mine:net"})).in_words()
 
 
 def test_a_partition_is_described_with_the_keys_that_a_job_file_changes():

@@ -1,0 +1,144 @@
+"""What a paper's table takes: runs, rounds, data, and a rough estimate of the computation."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rayfed.data.here import is_here
+from rayfed.data.settings import Data
+from rayfed.grid.cells import Cell
+
+# Milliseconds of one core per training image of 32x32 (forward, backward), measured with batches of 16 on a server's CPU
+# in November 2026. It grows with the number of pixels.
+MILLISECONDS = {
+    "lenet": 0.25,
+    "cnn": 2.0,
+    "resnet8": 2.2,
+    "mobilenet": 12.0,
+    "resnet10": 25.0,
+    "resnet18": 55.0,
+    "resnet50": 140.0,
+    "resnet56": 19.0,
+}
+IMAGES = {  # for training, for testing, and their height
+    "fashion-mnist-mini": (10_000, 2_000, 28),
+    "mnist": (60_000, 10_000, 28),
+    "fashion-mnist": (60_000, 10_000, 28),
+    "emnist": (112_800, 18_800, 28),
+    "cifar10": (50_000, 10_000, 32),
+    "cifar100": (50_000, 10_000, 32),
+    "cinic10": (90_000, 90_000, 32),
+    "tiny-imagenet": (100_000, 10_000, 64),
+}
+TEST_SHARE = 1 / 3  # of a training image's cost: the forward pass
+HOW = (
+    "core-hours are rough: rounds x clients x images x the measured cost of a FedAvg step on one CPU core; a method with "
+    "a teacher takes up to twice as much, a GPU far less"
+)
+SENTENCE = re.compile(r"(.+?(?<!Trans)(?<!Fig)(?<!al))[.:] (?=[A-Z0-9])")
+LONGEST = 110  # characters of what a table shows
+
+
+class Cost(NamedTuple):
+    """Of all runs of a grid."""
+
+    methods: int
+    settings: int
+    runs: int
+    rounds: tuple[int, int]  # the fewest and the most of a run
+    sources: dict[str, bool]  # data sets, and whether they are here
+    core_hours: float | None  # None where a model or data set was not measured
+
+    def in_words(self) -> str:
+        """In a line."""
+        first, last = self.rounds
+        rounds = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        counts = [_counted(self.methods, "method"), _counted(self.settings, "setting")]
+        data = ", ".join(
+            name if here else f"{name} (not here)" for name, here in self.sources.items()
+        )
+        hours = "cost not known"
+        if self.core_hours is not None:
+            hours = f"about {_rounded(self.core_hours)} core-hours"
+        runs = _counted(self.runs, "run")
+        return f"{' x '.join(counts)}, {runs} of {rounds} rounds; {data}; {hours}"
+
+
+def shows(file: Path) -> str:
+    """What a job file says that its table shows: the first sentence after the command in its first comment."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines()[1:]:
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    text = " ".join(lines).strip()
+    if len(text) <= LONGEST:
+        return text.rstrip(".")
+    sentence = SENTENCE.match(text)
+    if sentence and len(sentence[1]) <= LONGEST:
+        return sentence[1]
+    return text[:LONGEST].rpartition(" ")[0] + " ..."
+
+
+def cost_of(cells: Sequence[Cell]) -> Cost:
+    """What the cells of a grid take. Nothing is read but the jobs' tables."""
+    rounds = [int(_value(cell, "train", "num_rounds", 20)) for cell in cells]
+    sources: dict[str, bool] = {}
+    for cell in cells:
+        source = str(_value(cell, "data", "source", "fashion-mnist-mini"))
+        sources[source] = is_here(source, str(_value(cell, "data", "root", Data.root)))
+    seconds = [_seconds(cell) for cell in cells]
+    known = [each for each in seconds if each is not None]
+    return Cost(
+        methods=len({cell.method for cell in cells}),
+        settings=len({cell.setting for cell in cells}),
+        runs=len(cells),
+        rounds=(min(rounds), max(rounds)),
+        sources=sources,
+        core_hours=sum(known) / 3600 if len(known) == len(seconds) else None,
+    )
+
+
+def _seconds(cell: Cell) -> float | None:
+    """Seconds of one core that a run takes; None where its model or its data were not measured."""
+    model = cell.tables.get("model", "cnn")
+    name = model if isinstance(model, str) else model.get("name", "cnn")
+    of_data = IMAGES.get(str(_value(cell, "data", "source", "fashion-mnist-mini")))
+    if name not in MILLISECONDS or of_data is None:
+        return None
+    num_train, num_test, height = of_data
+    height = int(_value(cell, "data", "size", 0)) or height
+    per_image = MILLISECONDS[name] / 1000 * (height / 32) ** 2
+    partition = _value(cell, "data", "partition", {})
+    num_clients = partition.get("num_clients", 10) if isinstance(partition, dict) else 10
+    cohort = int(_value(cell, "train", "clients_per_round", 5))
+    steps = _value(cell, "train", "local_steps", None)
+    if steps is None:
+        images = num_train / num_clients * float(_value(cell, "train", "local_epochs", 1))
+    else:
+        images = steps * int(_value(cell, "train", "batch_size", 50))
+    rounds = int(_value(cell, "train", "num_rounds", 20))
+    tests = rounds / int(_value(cell, "train", "eval_every", 1)) * num_test * TEST_SHARE
+    return (rounds * cohort * images + tests) * per_image
+
+
+def _value(cell: Cell, table: str, key: str, default: Any) -> Any:
+    return cell.tables.get(table, {}).get(key, default)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def _rounded(hours: float) -> str:
+    """With one digit: more would be a promise.
+
+    >>> _rounded(0.034), _rounded(7.7), _rounded(1234.5)
+    ('0.03', '8', '1,000')
+    """
+    return (
+        f"{float(f'{hours:.1g}'):,.2f}".rstrip("0").rstrip(".")
+        if hours < 1
+        else f"{float(f'{hours:.1g}'):,.0f}"
+    )
