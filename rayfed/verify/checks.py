@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,10 +55,13 @@ class Summary:
     best: dict[str, Any] = field(default_factory=dict)
 
 
-def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[Check]:
+def checks(
+    folder: Path, *, every: bool = False, clients: int = 0, quick: bool = False
+) -> Iterator[Check]:
     """Check a run's folder, or a record of one, in which nothing is written. Raises `InputError` where there is none.
 
-    Plays round 1 and the rounds after checkpoints again, or `every` round; with `clients`, so many clients of each.
+    Plays round 1 and the rounds after checkpoints again, or `every` round, or if `quick` round 1 alone; with `clients`,
+    so many clients of each.
     """
     job = job_of(folder, None, None)
     if job is None:
@@ -66,10 +69,10 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
             f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml"
         )
     with alone(f"the check of '{folder}'"):
-        yield from _checks(folder, job, every=every, clients=clients)
+        yield from _checks(folder, job, every=every, clients=clients, quick=quick)
 
 
-def _checks(folder: Path, job: Job, *, every: bool, clients: int) -> Iterator[Check]:
+def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -> Iterator[Check]:
     began, summary = read_environment(folder), read_summary(folder)
     _refuse_misshapen(folder / "environment.json", began, Environment)
     _refuse_misshapen(folder / "summary.json", summary, Summary)
@@ -112,9 +115,6 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int) -> Iterator[Ch
             [],
         )
         played = [row["round"] for row in tables["rounds"] if row["round"]]
-        near = [
-            number for number in played if number - 1 in {0, *saved}
-        ]  # rounding grows from round to round
         kept = {number: each.restore(site, workers) for number, each in saved.items()}
         recorded |= {
             at: number
@@ -122,7 +122,19 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int) -> Iterator[Ch
             for at, number in of_checkpoint(round, workers).items()
         }
         again = Again(site, workers, kept, recorded, WITHIN if others else 0.0)
-        yield from again.play(played if every and not others else near, clients)
+        # Where bits may differ, rounding grows from round to round: then only rounds after a checkpoint can be compared.
+        again_played = to_play(played, saved, every=every and not others, quick=quick)
+        yield from again.play(again_played, clients)
+
+
+def to_play(
+    rounds: Iterable[int], saved: Collection[int], *, every: bool, quick: bool
+) -> list[int]:
+    """Of the rounds of a run, those to be played again: round 1 and the rounds after checkpoints, all, or round 1."""
+    trained = [number for number in rounds if number]
+    if every:
+        return trained
+    return [number for number in trained if number == 1 or (number - 1 in saved and not quick)]
 
 
 def _checkpoints(

@@ -1,11 +1,12 @@
 """The command `verify`."""
 
+import sys
 from pathlib import Path
 
 import click
 
 from rayfed.base.errors import InputError, RunFailed, cut
-from rayfed.screen.text import in_line, shown
+from rayfed.screen.text import duration, in_line, shown
 
 
 @click.command()
@@ -17,7 +18,10 @@ from rayfed.screen.text import in_line, shown
     default=0,
     help="Of each round, only so many clients, drawn anew.",
 )
-def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
+@click.option(
+    "--quick", is_flag=True, help="Play only round 1 of each run again, as of a large grid."
+)
+def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> None:
     """Play rounds of a run, or of a record of one, again.
 
     The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1, and the round after
@@ -27,21 +31,32 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
     \b
     Examples:
       rayfed verify runs/quickstart --all
+      rayfed verify runs/four --quick      round 1 of each run of a grid
       rayfed verify docs/results           all records in a folder
     """
     from rayfed.folder.read import find_runs
     from rayfed.verify.checks import checks
+    from rayfed.verify.estimate import seconds_of
 
+    if every and quick:
+        raise InputError("--all plays every round, and --quick only round 1: give one of the two")
     found = [folder for run in runs for folder in find_runs(run)]
     found += [
         file.parent for run in runs for file in run.rglob("environment.json")
     ]  # also where job.toml is lost
     folders = list(dict.fromkeys(found))
     number, unread = 0, 0
-    for folder in folders:
+    needs = [seconds_of(each, every=every, clients=clients, quick=quick) for each in folders]
+    counted = f"{len(folders)} runs, " if len(folders) > 1 else ""
+    estimate = f"{counted}about {duration(sum(needs))} by the recorded seconds, in one process"
+    print(estimate, file=sys.stderr, flush=True)
+    for place, folder in enumerate(folders):
+        left = f"  ({place + 1}/{len(folders)}, about {duration(sum(needs[place:]))} left)"
         print(shown(folder))
+        if len(folders) > 1:
+            print(left, file=sys.stderr, flush=True)
         try:
-            for name, compared, faults in checks(folder, every=every, clients=clients):
+            for name, compared, faults in checks(folder, every=every, clients=clients, quick=quick):
                 print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
                 print(cut("".join(f"    {in_line(fault)}\n" for fault in faults)), end="")
                 number += len(faults)
