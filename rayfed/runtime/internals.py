@@ -6,6 +6,7 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 import json
 import logging
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from importlib import import_module
@@ -41,6 +42,7 @@ NAMES = {
     "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
     "open_channel": "ray._private.grpc_utils:init_grpc_channel",
     "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
+    "print_lines": "ray._private.worker:print_to_stdstream",
     "read_variables": "ray._raylet:Config.initialize",
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
     "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
@@ -52,12 +54,16 @@ NAMES = {
 }
 QUIET = {
     "ray._private.authentication.authentication_token_setup": logging.ERROR,  # warns that tokens are on, which is right
+    "ray._private.runtime_env.packaging": logging.WARNING,  # logs each package that it makes and sends
     "ray.dashboard.modules.dashboard_sdk": logging.WARNING,  # logs what it uploads
     "ray.dashboard.modules.job.sdk": logging.WARNING,  # logs that a log has ended
 }
 for name, level in QUIET.items():
     logging.getLogger(name).setLevel(level)
 
+GUESS = (
+    "A worker died or was killed while executing a task"  # begins a thousand characters of Ray's
+)
 UV_HOOK = (
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV"  # whether workers get the environment of the driver's `uv run`
 )
@@ -101,6 +107,26 @@ def keeping_handlers() -> AbstractContextManager[None]:
     Ray's would end the process at once, with Ray half started. Else it has Ray's handler from here on.
     """
     return replaced("set_sigterm", lambda handler: None)
+
+
+def in_our_words() -> AbstractContextManager[None]:
+    """Within the context, Ray does not print its guesses why a worker has died: the run says what is known.
+
+    All of its other lines are printed, without colours where nobody watches, as a file would keep their codes.
+    """
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    found = private("print_lines")
+    if found is None:
+        return nullcontext()
+    (print_lines,) = found
+
+    def print_others(data: dict[str, Any], *more: Any, **named: Any) -> None:
+        lines = [line for line in data.get("lines", []) if not line.lstrip().startswith(GUESS)]
+        if lines:
+            print_lines({**data, "lines": lines}, *more, **named)
+
+    return replaced("print_lines", print_others)
 
 
 def on_loopback() -> AbstractContextManager[None]:

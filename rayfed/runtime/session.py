@@ -96,7 +96,7 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
     else:
         refuse_initialised()
         ray_for_the_context = _started(options, name, most)
-    with ray_for_the_context:
+    with internals.in_our_words(), ray_for_the_context:
         yield
 
 

@@ -41,6 +41,20 @@ def test_this_ray_has_every_name_that_its_version_has(name):
     assert (internals.private(name) is not None) == has_it
 
 
+def test_ray_prints_no_guesses_and_without_a_terminal_no_colours(capsys, monkeypatch):
+    from ray._private import worker
+
+    monkeypatch.delenv("RAY_COLOR_PREFIX", raising=False)
+    guess = f"{internals.GUESS} by an unexpected system error. To troubleshoot the problem, check"
+    with internals.in_our_words():
+        for lines in ([guess], ["the disk is nearly full", guess]):
+            data = {"lines": lines, "pid": "raylet", "is_err": False}
+            worker.print_to_stdstream(data, ignore_prefix=False)
+        shown = capsys.readouterr()
+        monkeypatch.delenv("RAY_COLOR_PREFIX")
+    assert shown.out + shown.err == "(raylet) the disk is nearly full\n"
+
+
 def test_no_other_file_knows_a_private_name():
     others = {path for path in (ROOT / "rayfed").rglob("*.py") if path.name != "internals.py"}
     knowing = re.compile(
