@@ -104,6 +104,8 @@ def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
 
     >>> side_by_side([10, 8, 8, 8], room=30)
     [[0, 1, 2], [0, 3]]
+    >>> side_by_side([10, 8, 12], room=30)
+    [[0, 1, 2]]
     """
     tables: list[list[int]] = []
     left = 0
