@@ -39,6 +39,14 @@ def test_capacity_counts_each_node_by_itself(asked, fit):
     assert capacity(RayOptions(**asked), TWO_NODES) == fit
 
 
+def test_what_is_left_of_a_number_by_rounding_takes_no_actor_away():
+    """In floating point, 0.3 / 0.1 is below 3, as is what Ray counts of a node's resources."""
+    assert 0.3 / 0.1 < 3
+    assert capacity(RayOptions(num_cpus=0.1, num_gpus=0), [{"CPU": 0.3}]) == 3
+    nodes = [{"CPU": 8.0, "GPU": 2 - 1e-9}]
+    assert [capacity(RayOptions(num_gpus=gpus), nodes) for gpus in (2, 1, 0.5)] == [1, 2, 4]
+
+
 def test_an_actor_has_a_fraction_of_one_gpu_or_whole_gpus_of_one_node():
     nodes = [{"CPU": 99.0, "GPU": 3.0}, {"CPU": 99.0, "GPU": 2.0}, {"CPU": 99.0}]
     assert capacity(RayOptions(num_gpus=1 / 3), nodes) == 15
