@@ -101,9 +101,40 @@ def test_the_hash_covers_every_key_that_changes_the_results():
         "data.partition.seed": 1,
         "method": "fedavg",
         "ray.num_cpus": 2,
+        "train.num_rounds": 3,
+        "train.patience": 2,
+        "train.clients_per_round": 2,
+        "train.local_epochs": 2,
+        "train.local_steps": 7,
+        "train.clip": 0.5,
+        "train.task_images": 7,  # it decides the order of additions
+        "model.name": "lenet",
+        "data.augment.flip": True,
+        "data.auxiliary_per_class": 1,
+        "data.test_seed": 1,
+        "clients.dropout": 0.1,
     }
     for key, value in other.items():
         assert read_job(QUICKSTART, {key: value}).hash() != job.hash(), key
+
+
+def test_the_end_of_a_run_and_what_is_measured_are_not_of_its_lineage():
+    job = read_job(QUICKSTART)
+    same = {
+        "train.num_rounds": 3,
+        "train.patience": 2,
+        "data.domain": "label",
+        "measure": ["local"],
+        "measure_every": 2,
+        "measure_images": 7,
+        "measure_clients": [1],
+        "track": ["tensorboard"],
+        "output.every": 3,
+    }
+    for key, value in same.items():
+        assert read_job(QUICKSTART, {key: value}).lineage() == job.lineage(), key
+    for key, value in {"train.eval_every": 2, "train.lr": 0.1, "seed": 1}.items():
+        assert read_job(QUICKSTART, {key: value}).lineage() != job.lineage(), key
 
 
 def test_paths_are_no_part_of_a_job_and_names_of_known_sources_are():

@@ -178,6 +178,22 @@ def test_a_file_that_would_hide_a_module_from_ray_is_refused(root, hiding):
     assert hiding not in chosen(root, patterns=[place]).sent
 
 
+@pytest.mark.parametrize(
+    ("include", "sent"),
+    [
+        ("secrets", ["secrets/a.yaml", "secrets/in/b.yaml"]),
+        ("secrets/**", ["secrets/a.yaml", "secrets/in/b.yaml"]),
+        ("secrets/in", ["secrets/in/b.yaml"]),
+        ("a.yaml", ["secrets/a.yaml"]),
+        ("*.txt", ["my_key.txt"]),
+    ],
+)
+def test_what_is_included_is_sent_with_all_that_lies_in_it_and_no_other_secret(root, include, sent):
+    for name in ("secrets/a.yaml", "secrets/in/b.yaml", "my_key.txt"):
+        write(root / name)
+    assert sorted(chosen(root, include=[include]).sent) == sorted([*CODE, *sent])
+
+
 SECRET_FILES = {
     ".env": "",
     "my.key": "",

@@ -88,6 +88,17 @@ class Broken(Part):
 """
 
 
+def test_run_with_resume_continues_a_run_that_was_begun_and_else_begins_it(folder, rayfed):
+    words = ["run", "job.toml", "--resume"]
+    resumed = lambda: json.loads((folder / "runs/tiny/environment.json").read_text())  # noqa: E731
+    assert rayfed(*words).exit_code == 0 and "resumed" not in resumed()
+    ended = rayfed(*words, "-s", "train.num_rounds=3")
+    assert ended.exit_code == 0, ended.output
+    assert [time["after_round"] for time in resumed()["resumed"]] == [2]
+    rounds = [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("round ")]
+    assert rounds == ["3/3"]
+
+
 def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, rayfed):
     (folder / "my_broken.py").write_text(BROKEN.format(error="ZeroDivisionError('my own mistake')"))
     result = rayfed("run", "job.toml", "-s", "method=my_broken:Broken")

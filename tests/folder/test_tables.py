@@ -162,6 +162,20 @@ def test_resuming_heals_files_that_a_power_cut_has_damaged(tmp_path):
     assert found(tmp_path) == expected(9)
 
 
+def test_no_file_is_left_of_rounds_after_the_checkpoint(tmp_path):
+    """A file begins with round 4: the checkpoint is of the round before, of this one, or of the next."""
+    for checkpoint in (3, 4, 5):
+        path = tmp_path / str(checkpoint)
+        path.mkdir()
+        add(path, *range(checkpoint + 1))
+        saved = read_table(path, "clients")
+        add(path, *range(checkpoint + 1, 9))
+        replace_table(path, "clients", checkpoint, saved)
+        names = sorted(file.name for file in (path / "clients.parquet").iterdir())
+        assert names == [f"round-{first:05d}.parquet" for first in (0, 4) if first <= checkpoint]
+        assert found(path) == expected(checkpoint)
+
+
 def test_resuming_writes_nothing_through_a_link(tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "clients.parquet").symlink_to(tmp_path / "away", target_is_directory=True)
