@@ -87,6 +87,13 @@ def test_a_cohort_of_any_size_has_about_two_thousand_tasks_at_most(monkeypatch):
         assert len(cut(dict.fromkeys(range(num_clients), num_examples), Training())) < 2500
 
 
+def test_sums_are_added_in_groups_only_where_all_together_exceed_4_gib():
+    """A sum has twice the model's bytes."""
+    tasks = [(0,), (1,)]
+    assert module.grouped(tasks, 2**30) == [[(0,)], [(1,)]]
+    assert module.grouped(tasks, 2**30 + 1) == [[(0,), (1,)]]
+
+
 @dataclass(frozen=True)
 class Order(Part):
     """Sends what depends on the order of additions, and the number 1."""

@@ -16,7 +16,7 @@ import torch
 import rayfed
 from rayfed import Job
 from rayfed.base.errors import InputError
-from rayfed.base.values import keys
+from rayfed.base.values import build, keys
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid.cells import Grid
@@ -381,3 +381,12 @@ def test_a_number_that_is_no_number_does_not_make_a_job_another():
     ]
     assert differences(jobs[0].lineage(), again(jobs[1]).lineage()) == []
     assert differences({"o": float("nan")}, {"o": 1.0}) == ["o is nan there, 1.0 here"]
+
+
+def test_all_keys_that_are_missing_are_named():
+    def maker(*, depth: int, width: int) -> None:
+        pass
+
+    with pytest.raises(InputError) as refused:
+        build(maker, {}, "model")
+    assert str(refused.value) == "model.depth is missing\nmodel.width is missing"

@@ -26,7 +26,7 @@ from rayfed.folder.read import find_runs, grouped, read_run
 from rayfed.folder.tables import read_table
 from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
-from rayfed.papers.ours import without
+from rayfed.papers.ours import Theirs, without
 from rayfed.papers.tables import grids, read_paper
 from rayfed.report.answers import _compared
 from rayfed.report.compared import numbers
@@ -822,3 +822,34 @@ def test_a_folder_with_the_users_job_file_is_that_of_the_runs_in_it(tmp_path):
     assert find_runs(tmp_path) == find_runs(run) == [run]
     with pytest.raises(InputError, match="it is a file"):
         find_runs(run / "summary.json")
+
+
+def test_a_papers_baseline_is_the_run_of_fedavg_of_the_same_setting_and_pair(run, papers):
+    paper = read_paper("fedx/table1")
+    ntd = "fedx-table1/fedntd"
+    others = [run("fedx-table1/fedavg", seed, 0.5) for seed in (1, 0)]
+    assert paper.baseline(run(ntd, 0, 0.6), others) is others[1]
+    assert paper.baseline(run(ntd, 2, 0.6), others) is None
+    assert paper.baseline(run(ntd, 0, 0.6, partition="q"), others) is None
+    assert paper.baseline(run(ntd, 0, 0.6), [run(ntd, 0, 0.5)]) is None
+
+
+def test_a_papers_number_has_no_mean_of_ours_where_one_of_the_runs_lacks_it(run, papers):
+    """The mean of the others would be of other seeds than the rest of the row."""
+    number = Theirs("rounds_to_target", "3", "", "", "")
+    paper = replace(read_paper("fedx/table1"), numbers={"fedavg": [], "fedntd": [number]})
+    runs = [run("fedx-table1/fedavg", seed, 0.5) for seed in (0, 1)]
+    runs += [run("fedx-table1/fedntd", seed, end) for seed, end in ((0, 0.6), (1, 0.4))]
+    (line,) = lines_of(of_papers.sheet(runs, paper))
+    assert (line["ours"], line["difference"]) == ("", "")
+    both = [*runs[:2], *(run("fedx-table1/fedntd", seed, 0.6) for seed in (0, 1))]
+    (line,) = lines_of(of_papers.sheet(both, paper))
+    assert line["ours"] == "1.0 ± 0.0"
+
+
+def test_what_sets_rows_apart_is_named_only_where_no_run_has_it_in_both(run):
+    """The seeds overlap, the partitions do not."""
+    runs = [run("x/one", seed, 0.5) for seed in (0, 1)]
+    runs += [run("x/two", seed, 0.6, partition="q") for seed in (1, 2)]
+    _, second = rows(runs)
+    assert (second.pairs, second.unlike) == ([], "other partition")

@@ -194,6 +194,13 @@ def test_what_is_included_is_sent_with_all_that_lies_in_it_and_no_other_secret(r
     assert sorted(chosen(root, include=[include]).sent) == sorted([*CODE, *sent])
 
 
+def test_a_folder_with_one_of_the_files_of_a_run_is_no_run(root):
+    own = ["mine/environment.json", "theirs/job.toml"]
+    for name in own:
+        write(root / name)
+    assert sorted(chosen(root).sent) == sorted([*CODE, *own])
+
+
 SECRET_FILES = {
     ".env": "",
     "my.key": "",

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import Display, InputError, resume, run
+from rayfed import Display, InputError, experiment, resume, run
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.losses import forgetting
 from rayfed.rounds import engine
-from rayfed.screen.display import Bar, bar_on
+from rayfed.rounds.round import ClientRow
+from rayfed.screen.display import Bar, bar_on, result_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -420,3 +421,31 @@ def test_natural_clients_keep_their_names_in_the_run(folder, rayfed, pages):
         assert re.search(
             rf"{row['name']} +{100 * row['in_local']:.1f} +{100 * row['accuracy']:.1f}", of_clients
         )
+
+
+@pytest.mark.parametrize(("best", "last"), [(-0.1, 0.1), (0.1, -0.1), (-0.1, -0.1), (0.0, 0.0)])
+def test_a_negative_forgetting_of_the_best_or_the_last_round_is_explained(best, last):
+    numbers = {"test_accuracy": 0.5, "round": 1}
+    summary = {
+        which: {**numbers, "forgetting": of} for which, of in (("best", best), ("last", last))
+    }
+    said = result_text(Path("runs/tiny"), summary)
+    assert ("a negative forgetting" in said) == (min(best, last) < 0)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        (1.5, "the run recorded the same loss"),
+        (1.25, "the run recorded 1.2500, which is 0.2 apart"),
+        (None, None),
+    ],
+)
+def test_a_replay_says_how_far_its_loss_is_from_the_recorded_one(
+    rayfed, monkeypatch, recorded, said
+):
+    row = ClientRow(3, 10, 1.5, 0.1, "here")
+    monkeypatch.setattr(experiment, "replay", lambda *given: (row, recorded))
+    lines = rayfed("replay", "runs/tiny", "--round", "2", "--client", "3").stdout.splitlines()
+    assert lines[0] == "client 3, round 2: 10 images, loss 1.5000, 0.1 s"
+    assert lines[1:] == ([said] if said else [])

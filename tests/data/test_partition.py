@@ -493,3 +493,12 @@ def test_a_users_rule_gets_all_labels_where_the_server_keeps_some_images():
     assert (len(whole.partition.indices), len(less.partition.indices)) == (10_000, 9_360)
     for i in range(2):
         assert np.array_equal(less.client(i), np.setdiff1d(whole.client(i), less.auxiliary))
+
+
+def test_a_partition_file_may_number_its_clients_up_to_the_number_of_images_alone(tmp_path):
+    file = tmp_path / "dealt.json"
+    file.write_text('{"2": [0, 1, 2]}')
+    assert File(str(file)).split(np.zeros(3, dtype=np.int64), 1).sizes.tolist() == [0, 0, 3]
+    file.write_text('{"3": [0, 1, 2]}')
+    with pytest.raises(InputError, match="client 3; clients are numbered from 0, and there are"):
+        File(str(file)).split(np.zeros(3, dtype=np.int64), 1)

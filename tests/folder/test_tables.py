@@ -162,6 +162,18 @@ def test_resuming_heals_files_that_a_power_cut_has_damaged(tmp_path):
     assert found(tmp_path) == expected(9)
 
 
+def test_a_file_that_has_exactly_the_rows_of_a_full_one_is_not_touched_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS", 4)
+    add(tmp_path, *range(3))
+    first = tmp_path / "clients.parquet/round-00000.parquet"
+    before = first.read_bytes()
+    add(tmp_path, 3)
+    names = sorted(file.name for file in first.parent.iterdir())
+    assert names == ["round-00000.parquet", "round-00003.parquet"]
+    assert first.read_bytes() == before
+    assert found(tmp_path) == expected(3)
+
+
 def test_no_file_is_left_of_rounds_after_the_checkpoint(tmp_path):
     """A file begins with round 4: the checkpoint is of the round before, of this one, or of the next."""
     for checkpoint in (3, 4, 5):

@@ -432,6 +432,9 @@ bad = types.SimpleNamespace(
     only_grey=lambda image_shape, num_classes: linear(
         image_shape=(1, *image_shape[1:]), num_classes=num_classes
     ),
+    features_that_are_maps=lambda image_shape, num_classes: Classifier(
+        nn.Identity(), nn.Sequential(nn.Flatten(), nn.Linear(3072, num_classes))
+    ),
     forward_does_more=lambda image_shape, num_classes: Doubled(
         nn.Flatten(), nn.Linear(3072, num_classes)
     ),
@@ -468,6 +471,7 @@ def test_a_users_function_gets_shape_classes_and_options():
         ("bad.not_a_model", "must return a torch.nn.Module, not str"),
         ("bad.too_few_logits", r"need the shape \(2, 10\), not \(2, 9\)"),
         ("bad.only_grey", "cannot take images of 3x32x32: RuntimeError"),
+        ("bad.features_that_are_maps", r"the shape \(B, D\), .*; features here: \(2, 3, 32, 32\)"),
         ("bad.forward_does_more", "head of them must give the model's logits"),
     ],
 )
