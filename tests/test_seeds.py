@@ -28,7 +28,7 @@ from rayfed.data.samples import hold_out
 from rayfed.job import Job
 from rayfed.methods import Part, compose, fedavg, switch
 from rayfed.rounds import site as sites
-from rayfed.rounds.client_work import sample
+from rayfed.rounds.client_work import evaluate, sample
 from rayfed.rounds.engine import cohort_of, rounds
 from rayfed.rounds.own import Tuning, own_rows
 from rayfed.rounds.site import Site
@@ -48,6 +48,7 @@ LAWS = {
     "order of images": (Purpose.BATCHES, ROUNDS, CLIENTS),
     "model in tuning": (Purpose.TUNE, ROUNDS, CLIENTS),
     "order in tuning": (Purpose.TUNE, ROUNDS, CLIENTS),
+    "model in evaluation": (Purpose.EVALUATION, [None], [None]),
     "weights": (Purpose.MODEL, [None], [None]),
     "added weights": (Purpose.MODEL, [None], [None]),
     "measured images": (Purpose.MEASURE, [None], [None]),
@@ -63,8 +64,8 @@ CALLS = {
     # By the laws above.
     ("base/seeds.py", "chances", "default_rng"): 1,
     ("base/seeds.py", "cohort", "default_rng"): 1,
-    ("base/isolation.py", "isolated", "seed"): 2,
-    ("base/isolation.py", "isolated", "manual_seed"): 2,
+    ("base/isolation.py", "seed_generators", "seed"): 2,
+    ("base/isolation.py", "seed_generators", "manual_seed"): 2,
     ("clients/clock.py", "speeds", "default_rng"): 1,
     ("models/registry.py", "build_model", "manual_seed"): 1,
     ("models/adapt.py", "adapt", "manual_seed"): 1,
@@ -94,6 +95,9 @@ USES = {
     ("rounds/engine.py", "TELL"): 1,
     ("clients/cohort.py", "HELD_OUT"): 1,
     ("rounds/own.py", "TUNE"): 2,
+    ("rounds/client_work.py", "EVALUATION"): 2,
+    ("rounds/own.py", "EVALUATION"): 1,
+    ("rounds/site.py", "OPEN"): 1,
 }
 SEEDING = {"default_rng", "manual_seed", "manual_seed_all", "seed", "RandomState", "Random"}
 DRAWING = {"random", "sample", "shuffle", "choice", "randint", "uniform"}  # of the module `random`
@@ -137,7 +141,8 @@ def test_every_purpose_and_every_place_that_draws_has_a_law():
         uses += visitor.uses
     assert calls == CALLS
     assert uses == USES
-    assert {purpose for purpose, _, _ in LAWS.values()} == set(Purpose)
+    # What is drawn as a run is opened is the same for all seeds: a law of its own.
+    assert {purpose for purpose, _, _ in LAWS.values()} == set(Purpose) - {Purpose.OPEN}
 
 
 # The draws of a run.
@@ -145,6 +150,8 @@ def test_every_purpose_and_every_place_that_draws_has_a_law():
 # (place, round, client) -> what was drawn there: a list, or which half of the clients, bool (N,)
 Drawn = dict[tuple, Any]
 DRAWN: Drawn = {}
+OPENED: list = []  # what was drawn as runs were opened
+EVALUATED: list = []  # what the model drew in evaluation
 STEPS: list = []  # a pair for each step of the model that trains now: its images, and a draw
 
 
@@ -200,6 +207,8 @@ class Watched(nn.Module):
     def forward(self, images):
         if self.training:
             STEPS.append((tuple(images[:, 0, 0, 0].tolist()), torch.rand(1).item()))
+        else:
+            EVALUATED.append(torch.rand(1).item())
         return self.layer(images.flatten(1))
 
 
@@ -238,6 +247,9 @@ def of_the_site(federation, seed, monkeypatch):
     job = Job("tiny", seed, fedavg(), measure_images=10)
     site = Site(Watched(), federation, job, torch.device("cpu"))
     DRAWN["measured images", None, None] = [tuple(sample(site).tolist())]
+    EVALUATED.clear()
+    evaluate(site, Watched().eval(), 0, 30)
+    DRAWN["model in evaluation", None, None] = list(EVALUATED)
     seeds = {}
 
     def build_model(name, options, *, seed, **sizes):
@@ -245,7 +257,7 @@ def of_the_site(federation, seed, monkeypatch):
         return Watched()
 
     with monkeypatch.context() as patch:
-        patch.setattr(sites, "open_data", lambda job, read: federation)
+        patch.setattr(sites, "open_data", lambda job, read: OPENED.append(draw()) or federation)
         patch.setattr(sites, "build_model", build_model)
         patch.setattr(
             sites, "adapt", lambda model, settings, seed: seeds.update({"added weights": seed})
@@ -331,6 +343,12 @@ def test_draws_with_another_seed_purpose_round_or_client_are_others(drawn):
             for one in value:
                 assert one not in seen, (place, seen[one])
                 seen[one] = place
+
+
+def test_what_is_drawn_as_a_run_is_opened_is_the_same_for_all_seeds(drawn):
+    """So that a user's function gives the same data to all seeds."""
+    assert len(OPENED) >= len(SEEDS)
+    assert all(each == OPENED[0] for each in OPENED)
 
 
 def test_who_takes_part_is_independent_of_all_that_is_drawn_for_another_use(drawn):
