@@ -85,6 +85,7 @@ class Checkpoints:
         origin: Mapping[str, Any],
         saved: Saved | None = None,
         still_ours: Callable[[], None] = lambda: None,
+        *,
         all_names: Callable[[Weights], Weights] = dict,
     ) -> None:
         self._folder, self._job, self._origin, self._still_ours = folder, job, origin, still_ours

@@ -25,6 +25,7 @@ from rayfed.data.inputs import Images, Inputs
 from rayfed.models.classifier import features_and_logits, has_features
 from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import (
+    Weights,
     identical,
     in_evaluation,
     in_training,
@@ -383,7 +384,7 @@ def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, .
     return tuple(entry for entry in parameters if entry not in reached)
 
 
-def _refuse_sparse(name: str, parameters: dict[str, nn.Parameter], loss: Tensor) -> None:
+def _refuse_sparse(name: str, parameters: Weights, loss: Tensor) -> None:
     """Raise `InputError` for a parameter whose gradient is sparse: the steps and the methods take dense ones."""
     loss.backward()
     for entry, parameter in parameters.items():
