@@ -2,7 +2,8 @@
 #   make demo    installs everything, trains FedNTD on real images over Ray, and prints where the results are
 #   make test    installs everything, checks style and types, and runs the fast tests
 # And `make docs` builds the documentation as a site, build/site/index.html.
-PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3.14 || \
+	command -v python3)
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile all modules again
 

@@ -93,6 +93,15 @@ class Jobs:
                 f"(`{RECIPE}`) after that run, or give the --address of another Ray"
             )
 
+    def refuse_another_ray(self) -> None:
+        """Raises `InputError` where the cluster has another Ray than this environment.
+
+        A job on this machine runs in this environment, and joins the cluster as it begins.
+        """
+        from rayfed.runtime.versions import refuse_others  # it imports Ray, which takes a second
+
+        refuse_others(self.address, str(self.ask("GET", "/api/version")["ray_version"]))
+
     def submissions(self) -> list[Submission]:
         """Every submission, the newest first."""
         every = [

@@ -145,6 +145,8 @@ def submit(
         known = nodes_of(cluster)
         nodes = places(known, asked)
         here, waits = are_here(cluster, nodes), bool(asked and known and not nodes)
+        if here and not packages:
+            cluster.refuse_another_ray()
         elsewhere = "a node with what it asks for, and none has it," if waits else "another machine"
         paths = package.anchored(
             jobs, root if here else None, f"{elsewhere} (of {cluster.address})"

@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch, write_images):
 @pytest.fixture
 def cluster(monkeypatch):
     """A job server on this machine that takes `packages` and `submissions`, at `url`, and runs nothing."""
-    packages, submissions = {}, []
+    packages, submissions, version = {}, [], ray.__version__
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -67,7 +67,7 @@ def cluster(monkeypatch):
             if place.startswith("/api/packages"):
                 self.answer({}, 200 if name in packages else 404)
             elif self.path == "/api/version":
-                self.answer({"ray_version": ray.__version__, "version": "4"})
+                self.answer({"ray_version": version, "version": "4"})
             else:
                 jobs = [known | {"driver_exit_code": None} for known in submissions]
                 self.answer(next((known for known in jobs if known["submission_id"] == name), jobs))

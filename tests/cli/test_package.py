@@ -326,6 +326,15 @@ def submit(cluster, rayfed, *words):
     ]
 
 
+def test_a_cluster_here_of_another_ray_gets_no_job(folder, rayfed, cluster, monkeypatch):
+    monkeypatch.setattr("ray.__version__", "2.99.0")  # the cluster still tells the right one
+    ended = rayfed("submit", "job.toml", "--address", cluster.url)
+    assert ended.exit_code == 2
+    assert f"{cluster.url}: that cluster has Ray " in ended.output
+    assert "but this environment has Ray 2.99.0; " in ended.output
+    assert not cluster.packages and not cluster.submissions
+
+
 def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without_them(
     folder, rayfed, cluster
 ):
