@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import grpc
 from ray.exceptions import AuthenticationError
 
-from rayfed.base.errors import InputError, refuse_secrets
+from rayfed.base.errors import InputError, first_line, refuse_secrets
 from rayfed.runtime import internals
 from rayfed.runtime.environment import variables
 from rayfed.runtime.private import RECIPE
@@ -86,5 +86,6 @@ def _naming_the_token() -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        why = str(error).partition(". ")[0]  # the sentences that follow say to make another token
+        # The sentences that follow say to make another token; before Ray 2.60, on the next lines.
+        why = first_line(error).partition(". ")[0].rstrip(".")
         raise InputError(f"no token for Ray: {why}; {ADVICE}") from None
