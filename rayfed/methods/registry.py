@@ -167,9 +167,11 @@ def describe(method: Method) -> str:
         )
     if isinstance(method, Typed) and method.line:
         return method.line
-    held = {
-        f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)
-    }  # type: ignore[arg-type]
+    # Of two parts with a field of one name, the first one's value counts.
+    held: dict[str, Any] = {}
+    for part in reversed(method):
+        for field in dataclasses.fields(part):  # type: ignore[arg-type]
+            held[field.name] = getattr(part, field.name)
     found: list[tuple[int, int, str]] = []  # parts beside the recipe, length of its line, its line
     beside: dict[str, list[Part]] = {}  # line of a recipe: the parts of the method that it lacks
     for name, recipe in RECIPES.items():
