@@ -446,6 +446,9 @@ def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bo
     _, logits = features_and_logits(model, examples.clone(), copied=writes)
     last = _last_operation(logits)
     sums_to_one = True
+    # A model that has diverged in its trial says nothing of its outputs.
+    if not bool(torch.isfinite(logits).any()):
+        return False
     for rows in (logits, _far(model, examples, writes)):
         rows = rows[torch.isfinite(rows).all(dim=1)].detach().float()
         if bool(((rows < 0) | (rows > 1 + NEAR_ONE)).any()):

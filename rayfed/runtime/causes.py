@@ -31,6 +31,7 @@ from ray.exceptions import (
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError, Restarted, WorkersLost, first_line
 from rayfed.base.files import PASSING
+from rayfed.runtime.internals import RAYLET
 
 # torch 2.7 has no such class, and raises a RuntimeError instead, whose text begins with "CUDA error".
 # This name can go once pyproject.toml asks for torch 2.8.
@@ -85,7 +86,7 @@ def may_pass(error: BaseException) -> bool:
         return error.errno in MAY_PASS
     # In C++, Ray raises these where an object or an actor is not there any more, or the connection to its node or its
     # store is broken.
-    if isinstance(error, ValueError | OSError) and _raised_in(error) == "ray._raylet":
+    if isinstance(error, ValueError | OSError) and _raised_in(error) == RAYLET:
         return True
     return bool(SAID.search(first_line(error)))
 

@@ -23,6 +23,8 @@ from rayfed.runtime.proxies import proxies_for
 from rayfed.runtime.tokens import token_is_named
 from rayfed.runtime.versions import minor
 
+# The module of Ray's C++ code, as a traceback names it.
+RAYLET = "ray._raylet"
 NAMES = {
     "adds_nodes": "ray.autoscaler.v2.utils:is_autoscaler_v2",
     "check_alive": "ray.core.generated.gcs_service_pb2:CheckAliveRequest",

@@ -72,7 +72,7 @@ LIMITS = {
     errno.ENAMETOOLONG: "let TMPDIR name a folder of yours with a short path",
 }
 FEW_FILES = 1024  # with which Ray's processes fail, in many ways
-LOOK = "to train without Ray: -s ray.mode=off; see docs/failure.md"
+LOOK = "to train without Ray: -s ray.mode=off"
 FATAL = re.compile(
     r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback"
 )  # a line of Ray's logs

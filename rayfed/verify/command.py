@@ -22,7 +22,9 @@ from rayfed.screen.text import duration, in_line, shown
     "--quick", is_flag=True, help="Play only round 1 of each run again, as of a large grid."
 )
 def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> None:
-    """Play rounds of a run, or of a record of one, again.
+    """Check that results can be reproduced.
+
+    Plays rounds of a run, or of a record of a run, again.
 
     The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1, and the round after
     each checkpoint, are played again in this process and compared bit for bit, or within a tolerance on other hardware.

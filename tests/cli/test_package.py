@@ -340,7 +340,11 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
 ):
     submit(cluster, rayfed)
     plain = cluster.submissions[-1]
-    assert set(plain["runtime_env"]["env_vars"]) == {"RAY_JOB_STOP_WAIT_TIME_S", "RAYFED_COMMIT"}
+    assert set(plain["runtime_env"]["env_vars"]) == {
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+        "RAY_JOB_STOP_WAIT_TIME_S",
+        "RAYFED_COMMIT",
+    }
     assert "pip" not in plain["runtime_env"] and not [
         key for key in plain if key.startswith("entrypoint_")
     ]

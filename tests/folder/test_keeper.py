@@ -206,6 +206,7 @@ def test_the_summary_of_a_failed_run_says_why(site):
         "status": "failed",
         "error": "ZeroDivisionError: so",
         "rounds": 0,
+        "guess": 0.5,
     }
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import fsspec
 import pytest
@@ -158,8 +159,12 @@ def shared(request, tmp_path, monkeypatch, tables):
     return request.param
 
 
-def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(tables, tmp_path, shared):
+def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(
+    tables, tmp_path, shared, monkeypatch
+):
     """The second begins in the midst of the first: a lock refuses it; without locks, the first gives way to it."""
+    # The second stands for a run of another process, which this one would not let begin.
+    monkeypatch.setattr("rayfed.experiment.alone", lambda name: nullcontext())
     other = {"seed": 1, "output.path": str(tmp_path / "other")}
 
     class Second(Display):

@@ -44,7 +44,7 @@ def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
     twice = nn.Sequential(
         model.features[1], nn.Sequential(model.features[1])
     )  # one layer, under two names
-    assert set(m.LocalNorm().local_names(twice)) == set(twice.state_dict())
+    assert set(m.LocalNorm().local_names(twice)) == set(state_of(twice))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from rayfed.base.errors import WorkersLost
 from rayfed.folder.tables import read_table
-from rayfed.job import RayOptions
+from rayfed.job import RayOptions, read_job
 from rayfed.runtime import head
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.head import Head
@@ -129,7 +129,8 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
 def test_a_run_without_an_actor_says_whether_other_jobs_hold_the_nodes_or_they_are_about_to_end():
     nodes = {"a": {"CPU": 2.0}}
     head = SimpleNamespace(nodes=lambda: nodes, draining=set())
-    crew = Crew(RayOptions(num_gpus=0.0), "run", None, None, 1, head)
+    site = SimpleNamespace(job=read_job({"name": "run"}))
+    crew = Crew(RayOptions(num_gpus=0.0), "run", site, None, 1, head)
     assert "there are 2 CPU and 0 GPU, which other jobs may hold" in crew._missing()
     head.draining.add("a")
     assert (

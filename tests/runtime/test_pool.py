@@ -264,11 +264,15 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
         dispatch._run_again(stage, range(3, 4), "lost")
 
 
+# All that a crew without a Ray reads of its site.
+A_SITE = SimpleNamespace(job=read_job({"name": "tiny"}))
+
+
 def crew_of(count, other_bits, monkeypatch):
     """A crew of so many members, without a Ray; and the actors that it has killed."""
     killed = []
     monkeypatch.setattr(ray, "kill", killed.append)
-    crew = Crew(RayOptions(), "tiny", None, None, count, None, other_bits)
+    crew = Crew(RayOptions(), "tiny", A_SITE, None, count, None, other_bits)
     crew._members += [Member(f"actor-{number}", f"actor-{number}") for number in range(count)]
     return crew, killed
 
