@@ -393,7 +393,7 @@ from rayfed.base.errors import InputError
 from rayfed.runtime import session
 services.find_gcs_addresses, services.find_bootstrap_address = functools.cache(lambda: []), lambda folder: None
 try:
-    with session._joined("auto", "ray.address"):
+    with session._joined("auto", "ray.address = 'auto'"):
         print("joined")
 except InputError as error:
     print(error)
@@ -402,7 +402,8 @@ except InputError as error:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
-    says = r"ray.address = 'auto': no Ray answers there \(Could not .*\); start one with `.*ray start --head`"
+    begin = r"ray.address = 'auto': no Ray answers there \(Could not .*\); "
+    says = begin + "start one with `.*ray start --head --disable-usage-stats`"
     assert re.match(says, done.stdout), done.stdout + done.stderr
 
 

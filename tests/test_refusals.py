@@ -60,6 +60,8 @@ def test_it_is_refused_in_words_and_nothing_is_written(pair, tmp_path, monkeypat
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr("ray.init", None)
+        # Another test may have joined a Ray in this process.
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
         result = CliRunner().invoke(main, shlex.split(row["command"]))
         message = (
             result.stderr

@@ -29,14 +29,16 @@ HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "a
 )
 @click.option("--epochs", type=float, help="Epochs of --tune at each client; 1.")
 def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> None:
-    """Measure every client's own model after a run, on all test images.
+    """Measure every client's own model after a run.
 
-    A client's own model is the global model with what stays at the client (fedper, fedrep, fedbn, local) or the model
-    that it keeps (ditto, fedrod); with other methods it is the global model. 'own labels' is the accuracy weighted as
-    the client's labels are, 'all labels' that on the test images as they are, 'worst tenth' the mean of 'own labels'
-    over the tenth of the clients with the lowest. Clients that have trained in no round, and so have no model of their
-    own, and clients that clients.held_out kept out of the training have lines of their own. RUN/own.parquet has the
-    rows of the last time.
+    It is measured on all test images. A client's own model is the global model with what stays
+    at the client (fedper, fedrep, fedbn, local) or the model that it keeps (ditto, fedrod);
+    with other methods it is the global model. 'own labels' is the accuracy weighted as the
+    client's labels are, 'all labels' that on the test images as they are, 'worst tenth' the
+    mean of 'own labels' over the tenth of the clients with the lowest. Clients that have
+    trained in no round, and so have no model of their own, and clients that clients.held_out
+    kept out of the training have lines of their own. RUN/own.parquet has the rows of the last
+    time.
 
     \b
     Examples:

@@ -239,10 +239,10 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 @click.argument("name", shell_complete=complete_name)
 @address_option
 def stop(name: str, address: str | None) -> None:
-    """Stop a submitted job, or a run of this folder, and wait for its end.
+    """Stop a run, and wait for its end.
 
-    NAME is a run's name (of several submissions, the newest) or a submission id. The run has a minute to keep its
-    finished rounds.
+    NAME is the name of a run that was submitted (of several, the newest), the name of a run of this folder, or the id
+    of a submission. The run has a minute to keep its finished rounds.
     """
     here = local_run(name, RUNS) if address is None else None
     with _submission_or(here, name, address) as found:
