@@ -263,6 +263,11 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}"
         raise InputError(f"{kind} '{name}': Python cannot read {place}: {error.msg}") from error
+    except InputError as error:
+        # A class in the module is refused. It need not be the one that is asked for.
+        raise InputError(
+            f"module '{module}': {error} (until then nothing of the module can be used, such as {kind} '{name}')"
+        ) from error
     except Exception as error:  # the user's module may raise anything
         looked = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
