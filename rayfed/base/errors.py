@@ -115,6 +115,10 @@ class Torn(ValueError):
     """A checkpoint cannot be used: a file is missing, damaged, or of an unknown version."""
 
 
+class NotSummable(ValueError):
+    """A summand holds a value of a kind that cannot be added, such as text. A NaN is another matter."""
+
+
 class Unlike(ValueError):
     """A summand has another layout than the summands before it."""
 

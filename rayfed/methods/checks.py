@@ -187,9 +187,12 @@ def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
         plain_keys = all(type(key) in (str, int) for step, key in path if step == "dict")
         plain_leaf = isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)
         if not plain_keys or not plain_leaf:
+            # A tree may be a single leaf, which has no place of its own.
+            given = f"a {kind} with {told(leaf)} at {dotted(path)}" if path else told(leaf)
+            role = "" if path else f" as its {kind}"
             raise BrokenContract(
-                f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of tensors, numbers and "
-                "text, in lists, tuples, and dicts whose keys are text or integers"
+                f"{name} gave {given}{role}; a {kind} is made of tensors, numbers and text, in lists, tuples, and "
+                "dicts whose keys are text or integers"
             )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rayfed.base.errors import BrokenContract, RunFailed, Unlike
+from rayfed.base.errors import BrokenContract, NotSummable, RunFailed, Unlike
 from rayfed.clients.settings import Training
 from rayfed.rounds.client_work import Reply
 from rayfed.tensors.sums import OrderedSum
@@ -129,6 +129,6 @@ def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None
             f"that of client {first}: {error}; nothing was averaged"
         ) from None
     except ValueError as error:
-        raise RunFailed(
-            f"client {client}, {stage}: its summand {error}; nothing was averaged"
-        ) from None
+        # A value of a wrong kind is a mistake in the code; a NaN may come from the learning rate.
+        kind = BrokenContract if isinstance(error, NotSummable) else RunFailed
+        raise kind(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None

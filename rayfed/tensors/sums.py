@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.base.errors import Unlike
+from rayfed.base.errors import NotSummable, Unlike
 from rayfed.tensors.trees import (
     Layout,
     Path,
@@ -22,17 +22,22 @@ from rayfed.tensors.wire import Packed, Span, bytes_of, within
 
 
 def checked(summand: Tree) -> Layout:
-    """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
+    """The layout of a summand. Raises ValueError, naming the place, for a NaN or an infinity.
+
+    For a value of another kind than tensors and numbers the error is a `NotSummable`.
+    """
     all_finite = _are_finite([leaf for _, leaf in leaves(summand)])
     for path, leaf in leaves(summand):
-        problem = _problem(path, leaf, all_finite)
-        if problem is not None:
-            raise ValueError(f"{problem} at {dotted(path)}")
+        wrong_kind = _wrong_kind(leaf)
+        if wrong_kind is not None:
+            raise NotSummable(f"{wrong_kind} at {dotted(path)}")
+        if not _is_number(path, leaf, all_finite):
+            raise ValueError(f"holds a NaN or an infinity at {dotted(path)}")
     return layout_of(summand)
 
 
-def _problem(path: Path, leaf: Any, all_finite: bool) -> str | None:
-    """Why a leaf cannot be added to a sum; its tensor needs no look where it is known that all are finite."""
+def _wrong_kind(leaf: Any) -> str | None:
+    """Why a leaf is of a kind that cannot be added to a sum; None where it can."""
     if not (
         isinstance(leaf, Tensor | int | float | None) or is_container(leaf)
     ):  # of the containers, only empty ones
@@ -41,11 +46,15 @@ def _problem(path: Path, leaf: Any, all_finite: bool) -> str | None:
         leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized
     ):
         return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
+    return None
+
+
+def _is_number(path: Path, leaf: Any, all_finite: bool) -> bool:
+    """Whether a leaf is finite; its tensor needs no look where it is known that all are finite."""
     numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
-    finite = all(map(math.isfinite, numbers)) and (
+    return all(map(math.isfinite, numbers)) and (
         all_finite or not isinstance(leaf, Tensor) or _is_finite(leaf)
     )
-    return None if finite else "holds a NaN or an infinity"
 
 
 def _are_finite(values: list[Any]) -> bool:
