@@ -352,6 +352,27 @@ def test_the_bold_cell_of_a_column_is_the_best_one(run, form, values):
         ] == [line[at] for line in plain.lines]
 
 
+@pytest.mark.parametrize("form", MARKED)
+@pytest.mark.parametrize(
+    ("means", "bold"),
+    [
+        ((0.5, 0.8, 0.4), [False, True, False]),
+        ((0.5, 0.605, 0.4), [False, True, False]),
+        ((0.5, 0.595, 0.4), [False, False, False]),
+        ((0.6, 0.6, 0.4), [False, False, False]),
+    ],
+)
+def test_a_mean_within_the_deviations_is_not_bold(run, form, means, bold):
+    """Three rows of three seeds each, whose deviations are 1, 10 and 1 points."""
+    runs = []
+    for number, (mean, deviation) in enumerate(zip(means, (0.01, 0.1, 0.01), strict=True)):
+        for seed, end in enumerate((mean - deviation, mean, mean + deviation)):
+            runs.append(run(f"x/m{number}", seed, end))
+    made = sheet(runs, form)
+    at = made.head.index("last (%)")
+    assert [re.fullmatch(MARKED[form], line[at]) is not None for line in made.lines] == bold
+
+
 def test_rows_that_are_not_compared_have_a_best_of_their_own(run):
     numbers = [
         ("p", "fedavg", 0.5),

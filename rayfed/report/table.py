@@ -363,23 +363,40 @@ def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
 
 
 def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
-    """A number of a row; in a paper's form bold if none of the rows that are compared with it is better, as printed."""
+    """A number of a row; in a paper's form bold if it is the best of the rows that are compared with it.
+
+    Equal numbers, as printed, are all the best. A mean over seeds is bold only where it stands out.
+    """
     if key not in row.figures:
         return ""
+    text = stat_text(row.figures[key], 2)
+    if form not in ("md", "latex"):
+        return text
     of = (row.difference and row.difference.reference) or row.name
     rivals = [
         other
         for other in made
         if of in (other.name, other.difference and other.difference.reference)
     ]
-    means = [round(other.figures[key][0], 2) for other in rivals if key in other.figures]
+    stats = [other.figures[key] for other in rivals if key in other.figures]
+    means = [round(mean, 2) for mean, _ in stats]
     best = min(means) if key.startswith("forgetting") else max(means)
-    bold = form in ("md", "latex") and len(means) > 1 and round(row.figures[key][0], 2) == best
-    return (
-        MARKS[form].format(stat_text(row.figures[key], 2))
-        if bold
-        else stat_text(row.figures[key], 2)
-    )
+    is_best = len(means) > 1 and round(row.figures[key][0], 2) == best
+    if is_best and _stands_out(row.figures[key], stats):
+        return MARKS[form].format(text)
+    return text
+
+
+def _stands_out(stat: Stat, among: Sequence[Stat]) -> bool:
+    """Whether a mean differs from each other one by more than either's deviation over seeds.
+
+    Two single seeds have no deviations: nothing is known against their difference.
+    """
+    for other in among:
+        deviations = [deviation for _, deviation in (stat, other) if deviation is not None]
+        if other is not stat and deviations and abs(stat[0] - other[0]) <= max(deviations):
+            return False
+    return True
 
 
 def protocol(job: dict[str, Any]) -> dict[str, Any]:
