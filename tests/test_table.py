@@ -121,7 +121,23 @@ def test_only_a_difference_that_is_sure_is_called_better_or_worse(run):
         "once": (0.90,),
     }
     runs = [run(f"x/{name}", seed, end) for name, of in ends.items() for seed, end in enumerate(of)]
-    said = _compared(rows(runs)).text.translate({0x2068: None, 0x2069: None})  # around names
+    answer = _compared(rows(runs))
+    # The largest difference is of `once`. It has no interval.
+    assert answer.numbers == [("from fedavg", "+40.0 points, may be chance", "once")]
+    surely = _compared(rows([each for each in runs if "/once" not in each.job["name"]]))
+    assert surely.numbers == [("from fedavg", "+13.3 points, may be chance", "perhaps")]
+    assert "points" in surely.text and "+13.3" not in surely.text
+    best = _compared(
+        rows(
+            [
+                each
+                for each in runs
+                if "/up" in each.job["name"] or each.job["name"].startswith("x/fedavg")
+            ]
+        )
+    )
+    assert best.numbers == [("from fedavg", "+11.0 points", "up")]
+    said = answer.text.translate({0x2068: None, 0x2069: None})  # around names
     assert "Better, by the intervals: up. Worse, by the intervals: down." in said
     assert said.endswith("Differences that may be chance: 3 of 5.")
 

@@ -181,14 +181,20 @@ def _compared(rows: Sequence[Row] | str) -> Answer:
         text = "No two rows have the same data, partition, seed and number of rounds, so none are a pair."
         return Answer(question, [], text)
     name, gap = max(gaps.items(), key=lambda item: item[1].mean)
-    numbers = [(f"from {gap.reference}", f"{gap.mean:+.1f} points", name)]
+    points = f"{gap.mean:+.1f} points"
     if not any(gap.interval for gap in gaps.values()):
         text = "A single pair each, which has no interval: how much of this is chance is not known."
-        return Answer(question, numbers, text)
-    text = f"{gap.mean:+.1f} points"
+        return Answer(question, [(f"from {gap.reference}", points, name)], text)
+    # A reader may take only the large number home, so the doubt stands beside it.
+    shown = points if gap.sure else f"{points}, may be chance"
+    numbers = [(f"from {gap.reference}", shown, name)]
+    pairs = f"{gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}"
     if gap.interval:
-        text += f" (95% interval {gap.interval[0]:+.1f} to {gap.interval[1]:+.1f})"
-    text += f" over {gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}."
+        text = (
+            f"95% interval from {pairs}: {gap.interval[0]:+.1f} to {gap.interval[1]:+.1f} points."
+        )
+    else:
+        text = f"From {pairs}, which has no interval."
     better = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean > 0]
     worse = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean < 0]
     unsure = len(gaps) - len(better) - len(worse)
