@@ -565,6 +565,26 @@ def test_a_page_says_and_draws_what_is_recorded(name, keeper):
     assert said == records[name]
 
 
+@pytest.mark.parametrize(
+    ("partition", "shown"),
+    [
+        (
+            {"name": "dirichlet", "seed": 0, "alpha": 0.5, "cap": True, "sizes": "drawn"},
+            "seed alpha",
+        ),
+        (
+            {"name": "dirichlet", "seed": 0, "alpha": 0.1, "cap": False, "sizes": "drawn"},
+            "seed alpha cap",
+        ),
+        ({"name": "dirichlet", "min_size": [10, 0], "cap": True}, "min_size"),
+        ({"name": "my_rule:Mine", "cap": True}, "cap"),
+        ({"name": ["iid", "shards"], "cap": True}, "cap"),
+    ],
+)
+def test_of_a_partition_only_defaults_are_left_out(partition, shown):
+    assert " ".join(page._of_partition(partition)) == f"name {shown}"
+
+
 def test_a_grid_is_a_line_per_method(keeper, tmp_path):
     grid(keeper)
     done = CliRunner().invoke(main, ["report", str(tmp_path / "g")])

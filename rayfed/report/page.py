@@ -19,7 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rayfed.base.files import write_text
-from rayfed.base.values import table
+from rayfed.base.values import keys, table
+from rayfed.data.partition import PARTITIONS
 from rayfed.data.unevenness import in_words
 from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.models.settings import Adapt
@@ -39,6 +40,8 @@ NOT_ALL = (
     "Forgetting looks back at multiples of train.eval_every only."
 )
 HERE = files("rayfed.report")
+# Keys of a partition that a reader asks for, also where they have their defaults.
+ALWAYS_SHOWN = ("num_clients", "seed", "s", "alpha", "k")
 LIBRARIES = ("d3-7.9.0.min.js", "plot-0.6.17.umd.min.js")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"  # nothing else runs or loads
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
@@ -60,6 +63,22 @@ def _of_model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 TEMPLATES.filters["of_model"] = _of_model
+
+
+def _of_partition(partition: dict[str, Any]) -> dict[str, Any]:
+    """A partition's table without the keys that have their defaults, except those that everybody asks for."""
+    # The runs of a row may have several rules: then their names are a list.
+    name = partition.get("name")
+    rule = PARTITIONS.get(name) if isinstance(name, str) else None
+    default = {key.name: key.default for key in keys(rule)} if rule else {}
+    return {
+        key: value
+        for key, value in partition.items()
+        if key in ALWAYS_SHOWN or key not in default or value != default[key]
+    }
+
+
+TEMPLATES.filters["of_partition"] = _of_partition
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
