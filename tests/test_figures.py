@@ -234,6 +234,15 @@ def test_bars_are_the_notes_of_a_round(runs):
         clients.in_out(runs, 9)
 
 
+def test_the_caption_of_bars_names_the_measured_rounds_that_have_none(runs, monkeypatch):
+    all_drawn, one = drawn(clients.in_out, runs), drawn(clients.in_out, runs, 3)
+    assert "not drawn" not in all_drawn.get_label() + one.get_label()
+    for most, left_out in ((3, "round 2"), (2, "rounds 2, 3")):
+        monkeypatch.setattr(clients, "BARS", most)
+        figure = drawn(clients.in_out, runs)
+        assert figure.get_label().endswith(f"test examples; not drawn, though measured: {left_out}")
+
+
 def test_the_distance_of_distributions_is_that_of_the_model_which_the_client_was_sent(runs):
     """FedNTD's A_G is the global model's; the partition and the class accuracies of the round before give it."""
     run, (_, group) = runs[0], next(iter(apart(runs[:1]).items()))

@@ -24,6 +24,7 @@ from rayfed.report.measured import (
     notes_of,
     over_clients,
 )
+from rayfed.report.words import listed
 
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
@@ -58,11 +59,14 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    figure, axes = panels(
-        f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, width, sharey=True
-    )
-    for row, (name, group) in zip(axes, groups.items(), strict=True):
-        chosen = rounds_of(group, measured[name]["round"], round)
+    drawn = {
+        name: rounds_of(group, measured[name]["round"], round) for name, group in groups.items()
+    }
+    caption = f"Learnt and forgotten: {of_whom(runs, measured)}"
+    if round is None:
+        caption += left_out(measured, drawn)
+    figure, axes = panels(caption, len(groups), 2, 2.5, width, sharey=True)
+    for row, (name, chosen) in zip(axes, drawn.items(), strict=True):
         for panel, (where, words) in zip(row, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
                 values = over_clients(measured[name], f"local.{when}.{where}", 100)
@@ -78,6 +82,17 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
         panel.set_xlabel("round")
     legend(figure, axes[0, 0])
     return figure
+
+
+def left_out(measured: dict[str, Columns], drawn: dict[str, np.ndarray]) -> str:
+    """The end of a caption: which measured rounds have no bars; '' where all have."""
+    rounds: set[int] = set()
+    for name, columns in measured.items():
+        rounds |= set(np.setdiff1d(columns["round"], drawn[name]).tolist())
+    if not rounds:
+        return ""
+    words = "round" if len(rounds) == 1 else "rounds"
+    return f"; not drawn, though measured: {words} {listed(sorted(rounds))}"
 
 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
