@@ -27,6 +27,7 @@ from rayfed.data.labels import read_labels
 from rayfed.data.parquet import Table, coded, is_list, is_text
 from rayfed.data.samples import PADDING, Samples
 from rayfed.data.settings import Data
+from rayfed.data.texts import Texts
 from rayfed.data.words import number_of, words_of
 
 LONGEST_NAME = 100  # characters, of a client or a domain
@@ -203,10 +204,25 @@ def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
         )
     if not types.is_integer(column.type) or values.min() < 0 or values.max() > 255:
         raise InputError(
-            f"{table.place(0)}: pixels of type {column.type}; they must be whole numbers in 0..255"
+            f"{table.place(0)}: pixels of type {column.type}, from {values.min():g} to {values.max():g}; they must be "
+            f"whole numbers in 0..255{_way_to_bytes(values)}"
         )
     images = values.astype(np.uint8, copy=False).reshape(-1, *shape)
     return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
+
+
+def _way_to_bytes(values: np.ndarray) -> str:
+    """How to make whole numbers in 0..255 of other pixels; '' if their values do not tell."""
+    low, high = values.min(), values.max()
+    if low >= 0 and high <= 1:
+        return "; multiply by 255 and round"
+    if low >= -1 and high <= 1:
+        return "; add 1, multiply by 127.5 and round"
+    if low >= 0 and high <= 255:
+        return "; round them"
+    if low >= -128 and high <= 127:
+        return "; if they are signed bytes, add 128"
+    return ""
 
 
 def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
@@ -224,9 +240,15 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
         raise InputError(
             f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers"
         )
-    lists = pa.concat_arrays(
-        [_words(block, data.vocabulary) if data.text else block for block in table.blocks(name)]
-    )
+    blocks = []
+    texts = Texts(table.place(0), name)
+    for block in table.blocks(name):
+        if data.text:
+            texts.count(block.to_pylist())
+            block = _words(block, data.vocabulary)
+        blocks.append(block)
+    texts.tell()
+    lists = pa.concat_arrays(blocks)
     sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     rows = np.repeat(np.arange(len(sizes)), sizes)  # the row of each value

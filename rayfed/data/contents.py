@@ -9,6 +9,8 @@ PAGE = "a web page (HTML), as a download that failed leaves it; download the fil
 
 FIRST = 512  # bytes that tell what a file is
 
+IMAGE = rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\x00|MM\x00\*"
+
 # The first bytes of a file, as a pattern, and what it is.
 KINDS = (
     (rb"version https://git-lfs", POINTER),
@@ -50,6 +52,11 @@ KINDS = (
     ),
     (rb"SQLite format 3", "an SQLite database; pandas.read_sql reads it"),
 )
+
+
+def is_image(data: bytes) -> bool:
+    """Whether the first bytes are those of an image that is read whatever its name: PNG, JPEG, GIF, WebP or TIFF."""
+    return re.match(IMAGE, data, re.DOTALL) is not None
 
 
 def what_it_is(data: bytes) -> str:

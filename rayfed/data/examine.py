@@ -7,6 +7,7 @@ Shapes: `N` examples, `K` classes.
 """
 
 import logging
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,11 @@ import numpy as np
 from rayfed.base.errors import InputError
 from rayfed.data.labels import number_in
 from rayfed.data.samples import Dataset, Samples
+from rayfed.data.texts import is_missing, plain
 
 NAMED = 5  # names in a message
-MISSING = {"nan", "NaN", "NAN", "None", "NONE", "null", "NULL", "<NA>", "N/A", "n/a", "#N/A"}
+# A whole number as text, as programs write it: 1, 01 and 1.0.
+WHOLE = re.compile(r"0*(?P<digits>[0-9]+?)(?:\.0+)?")
 FEW = 20  # examples, of which each may have a class of its own
 ODD_SHARE = 0.005  # of images in both sets, or with two labels, that is warned of
 COPIED_SHARE = 0.01  # of training images that are copies, that is told
@@ -49,6 +52,7 @@ def _warnings(dataset: Dataset) -> Iterator[str]:
     yield from _of_order(dataset)
     for which, samples in (("training", dataset.train), ("test", dataset.test)):
         yield from _of_one_colour(which, samples)
+        yield from _of_ones(which, samples)
         yield from _of_lengths(which, samples)
 
 
@@ -75,7 +79,7 @@ def _of_counts(dataset: Dataset) -> Iterator[str]:
     if len(train) >= FEW and used > len(train) / 2:
         yield f"{used:,} classes for {len(train):,} training {things}; is data.label the column of the classes?"
     # EMNIST's letters begin with 1, and say so: their class 0 is 'N/A'.
-    is_gap = np.array([_is_missing(name) for name in classes])
+    is_gap = np.array([is_missing(name) for name in classes])
     nowhere = np.flatnonzero(~in_train & ~in_test & ~is_gap)
     numbers_alone = classes == tuple(map(str, range(len(classes))))
     if numbers_alone and nowhere.tolist() == [0]:
@@ -107,20 +111,30 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
     classes, things = dataset.train.classes, _things(dataset.train)
     counts = np.bincount(dataset.train.labels, minlength=len(classes))
     for label, name in enumerate(classes):
-        if counts[label] and _is_missing(name):
+        if counts[label] and is_missing(name):
             yield (
                 f"class {_quoted([name])} looks like a missing label, of {counts[label]:,} training {things}; leave "
                 "them out, or give them a label"
             )
     alike = defaultdict(list)
     for name in classes:
-        alike[_plain(name)].append(name)
+        alike[plain(name)].append(name)
     for names in alike.values():
         # Letters are classes of their own: A and a.
         if len(names) > 1 and not all(len(name) == 1 for name in names):
             yield (
                 f"classes {_told_apart(names)} differ in capitals, spaces, invisible characters or forms of Unicode "
                 "alone; if they are one class, give it one name"
+            )
+    of_number = defaultdict(list)
+    for name in classes:
+        if number := WHOLE.fullmatch(name):
+            of_number[number["digits"]].append(name)
+    for names in of_number.values():
+        if len(names) > 1:
+            yield (
+                f"classes {_quoted(names)} are one number, written in {len(names)} ways; if they are one class, give "
+                "it one name"
             )
 
 
@@ -138,18 +152,6 @@ def _of_order(dataset: Dataset) -> Iterator[str]:
         )
 
 
-def _is_missing(name: str) -> bool:
-    """Whether a name is what programs write where there is no label."""
-    return not _plain(name) or name.strip() in MISSING
-
-
-def _plain(name: str) -> str:
-    """A name without what the eye does not see: capitals, spaces, invisible characters, forms of Unicode."""
-    composed = unicodedata.normalize("NFKC", name).casefold()
-    seen = [mark for mark in composed if not mark.isspace() and unicodedata.category(mark) != "Cf"]
-    return "".join(seen)
-
-
 # --- Images
 
 
@@ -165,6 +167,18 @@ def _of_one_colour(which: str, samples: Samples) -> Iterator[str]:
             f"all images of the {which} set have one single colour, {', '.join(map(str, colour.ravel()))}, and show "
             "nothing; is what they show in another channel, or were they saved wrongly?"
         )
+
+
+def _of_ones(which: str, samples: Samples) -> Iterator[str]:
+    """A set of images whose pixels are 0 and 1, which a viewer shows as black."""
+    images = samples.examples
+    # Nearly every set is told by its first image.
+    if images.ndim != 4 or images[0].max() > 1 or images.max() != 1:
+        return
+    yield (
+        f"all pixels of the {which} set are 0 or 1 of 255, and look black; if they were from 0 to 1 before they "
+        "became whole numbers, all between is lost: multiply by 255 first"
+    )
 
 
 # --- Texts

@@ -21,7 +21,9 @@ from pyarrow import fs as pafs
 from rayfed.base.errors import InputError
 from rayfed.base.storage import exists, locate, reach, read_file
 from rayfed.data.columns import read_parquet
+from rayfed.data.contents import FIRST, is_image
 from rayfed.data.decode import SUFFIXES, decode_all
+from rayfed.data.masks import masks_among, masks_beside
 from rayfed.data.parquet import CONVERT, PARQUET
 from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
@@ -47,6 +49,7 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 CONTAINER = re.compile(
     r"images?|imgs?|pictures|pics|photos|jpegimages|jpe?gs?|png|data|raw|originals?", re.IGNORECASE
 )
+MASKS_SHARE = 0.05  # of image files that are probably masks, that is warned of
 log = logging.getLogger(__name__)
 
 
@@ -221,13 +224,24 @@ def _list(fs: pafs.FileSystem, root: str) -> tuple[list[str], list[str]]:
         files = [path for path in visible if path.lower().endswith(SUFFIXES)]
     if not files:
         there = f"; it has {_counted(visible)}" if visible else ""
-        ways = "; unpack the archives" if any(map(_is_archive, visible)) else f"; {CONVERT}"
+        ways = _way_on(fs, visible)
         raise InputError(
             f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it"
             f"{there}{ways if visible else ''}"
         )
     chosen = set(files)
     return files, [path for path in visible if path not in chosen]
+
+
+def _way_on(fs: pafs.FileSystem, files: Sequence[str]) -> str:
+    """What to do with files of which none is read."""
+    if any(map(_is_archive, files)):
+        return "; unpack the archives"
+    plain = [file for file in files if not posixpath.splitext(file)[1]]
+    if plain and is_image(read_file(fs, plain[0], FIRST)):
+        name = posixpath.basename(plain[0])
+        return f"; those without a suffix are images: name them with one, such as '{name}.png'"
+    return f"; {CONVERT}"
 
 
 def _is_archive(path: str) -> bool:
@@ -276,7 +290,7 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     """
     real = os.path.realpath(folder)
     if real in above:
-        raise InputError(f"'{folder}': this link leads to a folder above it")
+        raise InputError(f"'{folder}': this link leads to a folder above it; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_hidden(entry.name):
@@ -306,6 +320,7 @@ def read_tree(
 ) -> Samples:
     """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
     folders = _folders_of(layout, files)
+    _tell_masks(files, folders)
     named = _classes_and_above(folders)
     names, above = [], []
     for file in files:
@@ -348,6 +363,26 @@ def _classes_and_above(folders: dict[str, tuple[str, ...]]) -> dict[str, tuple[s
     if len(last) == 1 and CONTAINER.fullmatch(min(last)) and len(parents) > 1:
         folders = {folder: names[:-1] for folder, names in folders.items()}
     return {folder: (names[-1], names[-2]) for folder, names in folders.items()}
+
+
+def _tell_masks(files: Sequence[str], folders: dict[str, tuple[str, ...]]) -> None:
+    """Warn of masks beside their images. Raises InputError where masks would be a class of their own."""
+    if folder := masks_beside(folders.values(), CONTAINER):
+        raise InputError(
+            f"'{folder}' lies beside a folder of images, and seems to hold their masks, which are no images of a "
+            "class; move the folders of masks to another place; if it is a class, rename the folder"
+        )
+    masks = masks_among(files)
+    if masks and len(masks) >= MASKS_SHARE * len(files):
+        mask, image = masks[0]
+        log.warning(
+            "%d of %d image files seem to be masks of others, such as '%s' of '%s', and are read as images of the "
+            "class; move them to another place",
+            len(masks),
+            len(files),
+            mask,
+            posixpath.basename(image),
+        )
 
 
 def _refuse_class(file: str, name: str, classes: Sequence[str]) -> None:

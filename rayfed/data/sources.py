@@ -271,6 +271,19 @@ def _codes(labels: np.ndarray, count: int) -> np.ndarray:
     raise InputError(f"labels are {labels.dtype} of shape {labels.shape}: {each}")
 
 
+def _way_to_channels(shape: tuple[int, ...]) -> str:
+    """How to make images with 1 or 3 channels of images of another shape; '' if the shape does not tell."""
+    if len(shape) != 3:
+        return ""
+    if shape[2] in (2, 4):
+        return f"; to leave out transparency, give images[..., :{shape[2] - 1}]"
+    if shape[0] in (2, 4):
+        return f"; to leave out transparency, give images[:, :{shape[0] - 1}]"
+    if shape[1] in (1, 3):
+        return "; if the images are counted by the last axis, as in .mat files, give numpy.moveaxis(images, -1, 0)"
+    return ""
+
+
 def _stacked(images: Any) -> np.ndarray:
     """A user's images as uint8 (N, C, H, W)."""
     arrays = _in_colour([_array(image) for image in images])
@@ -288,7 +301,8 @@ def _stacked(images: Any) -> np.ndarray:
             f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, {made}"
         )
     if pixels.ndim != 3 and not (pixels.ndim == 4 and {pixels.shape[1], pixels.shape[3]} & {1, 3}):
+        way = _way_to_channels(pixels.shape[1:])
         raise InputError(
-            f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3"
+            f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3{way}"
         )
     return _with_channels(pixels)

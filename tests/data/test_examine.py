@@ -14,6 +14,7 @@ from rayfed.data.examine import examine
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
+from rayfed.data.texts import Texts
 from rayfed.data.words import words_of
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data"
@@ -60,6 +61,10 @@ NAMED = ("cat", "dog", "emu")
         (THREE, None, ("cat", "cat\u200b", "emu"), r"classes 'cat', 'cat\\u200b' differ"),
         (THREE, None, ("caf\u00e9", "cafe\u0301", "emu"), r"classes 'caf\\xe9', 'cafe\\u0301' differ"),
         (THREE, None, ("ice cream", "icecream", "emu"), "classes 'ice cream', 'icecream' differ"),
+        (THREE, None, ("01", "1", "emu"), "classes '01', '1' are one number, written in 2 ways"),
+        (THREE, None, ("1.0", "1", "emu"), "classes '1.0', '1' are one number, written in 2 ways"),
+        (THREE, None, ("00", "10", "100"), None),
+        (THREE, None, ("1.1", "1.10", "1"), None),  # sections of a book
         (THREE, None, ("a", "A", "emu"), None),  # letters
         (THREE, None, ("cat", "cats", "cat_1"), None),
         (THREE, None, ("cat", "nan", "emu"), "class 'nan' looks like a missing label, of 4 training images"),
@@ -169,6 +174,33 @@ def test_texts_that_are_empty_of_one_word_or_cut_are_counted(train, test, messag
     ]
     findings = [each for each in found(Dataset(*samples)) if "classes" not in each]
     assert [each[: len(message or "")] for each in findings[:1]] == [message] * bool(message)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a good film", "nanny and None", "null and void"], None),
+        (["a good film", "nan", " None "], "2 of 3 texts of column 't' are 'nan', as programs write it"),
+        (["1.txt", "a/b.html", "see c.txt"], "2 of 3 texts of column 't' are names of files, such as '1.txt'"),
+        (["1.txt", "good. Film", "3.50", "Great!", "e.g."], None),
+    ],
+)  # fmt: skip
+def test_texts_that_stand_for_something_else_are_counted(texts, message, caplog):
+    """Over all blocks of a column."""
+    counted = Texts("a.parquet", "t")
+    for text in texts:
+        counted.count([text])
+    counted.tell()
+    assert len(caplog.messages) == (message is not None), caplog.messages
+    if message:
+        assert caplog.messages[0].startswith(f"a.parquet: {message}")
+
+
+@pytest.mark.parametrize(("values", "number"), [([0, 1], 2), ([0, 255], 0), ([0, 1, 2], 0)])
+def test_images_of_0_and_1_are_told_and_black_and_white_ones_are_not(values, number):
+    images = np.resize(np.array(values, np.uint8), (12, 1, 4, 4))
+    findings = found(made(THREE, images=images, test_images=images))
+    assert sum("are 0 or 1 of 255, and look black" in message for message in findings) == number
 
 
 def test_scripts_without_spaces_are_split_by_character_and_others_at_spaces():

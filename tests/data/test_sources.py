@@ -228,8 +228,26 @@ def test_lists_of_pixels_are_read(tmp_path, channels, nested, last):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ([[0.5] * 4] * 2, "pixels of type double; they must be whole numbers in 0..255"),
-        ([[0, 1, 2, 256]] * 2, "pixels of type int64; they must be whole numbers in 0..255"),
+        (
+            [[0.5] * 4] * 2,
+            "of type double, from 0.5 to 0.5; they must be whole numbers in 0..255; multiply by 255",
+        ),
+        (
+            [[-1.0, 0.0, 0.5, 1.0]] * 2,
+            "they must be whole numbers in 0..255; add 1, multiply by 127.5",
+        ),
+        (
+            [[0.0, 99.5, 255.0, 1.0]] * 2,
+            "from 0 to 255; they must be whole numbers in 0..255; round them",
+        ),
+        (
+            [[-128, 0, 5, 127]] * 2,
+            "from -128 to 127; .* in 0..255; if they are signed bytes, add 128",
+        ),
+        (
+            [[0, 1, 2, 256]] * 2,
+            r"of type int64, from 0 to 256; they must be whole numbers in 0..255$",
+        ),
         ([[1, 2, 3, 4], [1, 2, 3]], "lists of 3.5 pixels cannot be images"),
         (["text", "text"], "column 'image' is of type string; images are encoded bytes"),
         ([b"", b"x"], "a.parquet, row 0: no image bytes"),
@@ -723,6 +741,49 @@ def test_files_that_are_not_read_are_told_by_suffix_and_number(tmp_path, caplog)
     assert levels["WARNING"].endswith("nothing is read of the folder 'train/fox'")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("{train,test}/{flu,well}/{images,masks}/1.png", "flu/masks"),
+        ("{train,test}/{flu,well}/{Images,Lung-Masks}/1.png", "flu/Lung-Masks"),
+        ("{images,ground_truth}/{1,2}.png", "ground_truth"),
+    ],
+)
+def test_folders_of_masks_are_no_classes(tmp_path, pattern, folder):
+    places = list(spread(pattern))
+    for place in places:
+        save(tmp_path / place, pixels(1)[0])
+    fraction = 0.0 if places[0].startswith("train") else 0.5
+    message = f"{folder}' lies beside a folder of images, and seems to hold their masks"
+    refuses(Data(str(tmp_path), test_fraction=fraction), message)
+
+
+def test_files_of_masks_are_told_and_usual_names_are_not(tmp_path, caplog):
+    for i, place in enumerate(spread("{train,test}/{mask,no_mask}/{1,2}.png")):
+        save(tmp_path / place, pixels(8)[i])
+    assert load(Data(str(tmp_path))).train.classes == ("mask", "no_mask")
+    for place in ("train/mask/3_mask.png", "train/no_mask/1 mask.png", "train/mask/hat_4.png"):
+        save(tmp_path / place, pixels(1, seed=int(place[-5] == "4"))[0])
+    caplog.clear()
+    load(Data(str(tmp_path)))
+    masks = [line for line in caplog.messages if "masks of others" in line]
+    assert len(masks) == 1
+    assert masks[0].startswith("1 of 7 image files seem to be masks of others, such as '")
+    assert "no_mask/1 mask.png' of '1.png', and are read as images of the class" in masks[0]
+
+
+def test_images_without_a_suffix_are_refused_with_the_way_on(tmp_path):
+    for place in spread("{cat,dog}/1"):
+        save(tmp_path / place, pixels(1)[0])
+    message = (
+        "2 without a suffix; those without a suffix are images: name them with one, such as '1.png'"
+    )
+    refuses(Data(str(tmp_path), test_fraction=0.5), message)
+    for place in spread("{cat,dog}/1"):
+        (tmp_path / place).write_bytes(b"pickled")
+    refuses(Data(str(tmp_path)), "2 without a suffix; rayfed reads Parquet and folders of images")
+
+
 def test_names_that_are_not_utf8_are_read(tmp_path):
     for i, place in enumerate(spread("{train,test}/{cat,dog}/1.png")):
         save(tmp_path / place, pixels(4)[i])
@@ -1042,6 +1103,8 @@ def short(): return (pixels, labels[:8]), None
 def deep(): return (pixels, np.array(labels)[:, None]), None
 def flat(): return (pixels.reshape(9, 60), labels), None
 def four(): return (np.zeros((9, 4, 5, 4), np.uint8), labels), None
+def fourth(): return (np.zeros((9, 4, 5, 6), np.uint8), labels), None
+def last(): return (np.moveaxis(pixels, 0, -1), labels), None
 def sizes(): return ([pixels[i, : 4 - i % 2] for i in range(9)], labels), None
 def none(): return (pixels[:0], labels[:0]), None
 def halves(): return (pixels, [0, 0.5, 1] * 3), None
@@ -1132,7 +1195,18 @@ def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
             "flat",
             r"images have the shape .60,., and must be .H, W., .H, W, C. or .C, H, W., C 1 or 3",
         ),
-        ("four", r"images have the shape .4, 5, 4., and must be .H, W."),
+        (
+            "four",
+            r"images have the shape .4, 5, 4., and must be .H, W.* give images\[..., :3\]; it gives",
+        ),
+        (
+            "fourth",
+            r"images have the shape .4, 5, 6., and must be .H, W.* give images\[:, :3\]; it gives",
+        ),
+        (
+            "last",
+            r"images have the shape .5, 3, 9., .*, give numpy.moveaxis\(images, -1, 0\); it gives",
+        ),
         ("sizes", "9 images of 2 shapes: give one image or more, all of one shape"),
         ("none", "0 images of 0 shapes: give one"),
         (
