@@ -277,13 +277,26 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     try:
         value = functools.reduce(getattr, attribute.split("."), value)
     except AttributeError as error:
-        raise InputError(f"{kind} '{name}': {error}") from error
+        written = _written_in(value)
+        near = did_you_mean(attribute, written) if written else ""
+        raise InputError(f"{kind} '{name}': {error}{near}") from error
     if callable(value) and _home(value) in sys.stdlib_module_names:
         where = "a function or a class that was written for rayfed, in a module of yours"
         raise InputError(
             f"{kind} '{name}' is {told(value)}, which is Python's own or built in; name {where}"
         )
     return value
+
+
+def _written_in(module: Any) -> list[str]:
+    """Return the public names of the functions and classes that a module defines itself, not those it imports."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value)
+        and not name.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+    ]
 
 
 def _home(value: Any) -> str:
