@@ -21,6 +21,7 @@ from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
 from rayfed.folder.provenance import refuse_another_partition, refuse_edited
+from rayfed.folder.read import near_run
 from rayfed.folder.saved import Saved, newest
 from rayfed.folder.tables import read_table, write_own
 from rayfed.folder.trackers import tracking
@@ -299,7 +300,7 @@ def _find(
     if saved:
         return _read(saved.manifest["job"], overrides, method), saved
     if "://" not in str(run) and not Path(run).expanduser().exists():
-        raise InputError(f"'{run}': there is no such folder")
+        raise InputError(f"'{run}': there is no such folder{near_run(Path(run))}")
     names = sorted(str(file.parent) for file in Path(run).glob("*/job.toml"))
     runs = f"; runs in it: {', '.join(names[:RUNS_NAMED])}" if names else ""
     raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")

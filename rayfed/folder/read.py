@@ -6,6 +6,7 @@ round 0; `C` classes, `N` clients.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, nearest
 from rayfed.base.files import read_regular, write_text
 from rayfed.data.unevenness import unevenness
 from rayfed.folder.forgetting import Series, by_round, client_accuracies
@@ -149,8 +150,27 @@ def find_runs(folder: Path) -> list[Path]:
         orders: dict[Path, dict[str, int]] = {}
         return sorted(found, key=lambda run: _place(run, orders))
     why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
-    why = why if folder.exists() else "there is no such folder"
+    why = why if folder.exists() else f"there is no such folder{near_run(folder)}"
     raise InputError(f"'{folder}' is not the folder of a run: {why}")
+
+
+def near_run(folder: Path) -> str:
+    """Return the end of a message about a folder that is missing: the run that was probably meant, or ''.
+
+    It is the folder of this name in `runs`, or a run or grid beside the missing folder with nearly its name.
+    """
+    in_runs = Path("runs") / folder
+    if in_runs.is_dir():
+        return f"; did you mean '{in_runs}'?"
+    with suppress(OSError):
+        beside = [
+            each.name
+            for each in folder.parent.iterdir()
+            if (each / "job.toml").is_file() or (each / ORDER).is_file()
+        ]
+        near = nearest(folder.name, beside, 0.6)
+        return f"; did you mean '{folder.with_name(near)}'?" if near else ""
+    return ""
 
 
 def write_order(grid: Path, runs: Sequence[Path]) -> None:

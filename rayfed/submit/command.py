@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayfed.base.errors import STOPPED, InputError, NoRay, Resumable
+from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import are_here, job_server, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
@@ -26,7 +26,7 @@ from rayfed.screen.options import (
 )
 from rayfed.screen.text import aligned, shown
 from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
-from rayfed.submit.local import LocalRun, local_run
+from rayfed.submit.local import LocalRun, local_run, unknown_run
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -282,10 +282,7 @@ def _submission_or(
             submission = cluster.find(name)
         except InputError as error:
             if here is None:
-                nowhere = ""
-                if isinstance(error, NoRay):  # the user has named no cluster
-                    nowhere = f"'{name}': no run of this name in {RUNS}, and "
-                raise InputError(f"{nowhere}{error}") from None
+                raise unknown_run(name, RUNS, error) from None
             yield None
             return
         # An earlier submission of this name may be over, while a run that was started here goes on.

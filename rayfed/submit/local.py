@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, NoRay, nearest
 from rayfed.base.files import read_regular
 from rayfed.folder.owner import LOCK, is_locked
 from rayfed.folder.summary import status_of
@@ -116,6 +116,23 @@ def local_run(name: str, root: Path) -> LocalRun | None:
             if any((path / file).is_file() for file in ("summary.json", "log.txt")):
                 return LocalRun(name, path)
     return None
+
+
+def unknown_run(name: str, root: Path, error: InputError) -> InputError:
+    """Return the error for a name that is no run below `root`, after `error` said why no cluster has it either.
+
+    It names the run below `root` that was probably meant. A run of this name there was not looked for if the user
+    named a cluster: then `error` says all.
+    """
+    runs = [file.parent.relative_to(root).as_posix() for file in root.rglob("summary.json")]
+    if name in runs:
+        return error
+    if isinstance(error, NoRay):  # the user has named no cluster
+        message = f"'{name}': no run of this name in {root}, and {error}"
+    else:
+        message = f"{error}; nor is there a run of this name in {root}"
+    near = nearest(name, runs, 0.6)
+    return InputError(f"{message}; did you mean '{near}' in {root}?" if near else message)
 
 
 def _has_open(number: int, file: Path) -> bool:

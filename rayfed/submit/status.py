@@ -17,6 +17,7 @@ from rayfed.runtime.jobs import Jobs, Submission
 from rayfed.screen.options import RUNS, complete_name
 from rayfed.screen.text import aligned, duration, print_table, shown
 from rayfed.submit.command import address_option, hint
+from rayfed.submit.local import unknown_run
 
 RUN = ("run", "status", "round", "best accuracy", "last written")
 MOST = 30  # rows of a table
@@ -50,12 +51,7 @@ def status(name: str | None, address: str | None) -> None:
                 describe(cluster, submission, address)
         except InputError as error:
             if not here:  # else it need not be submitted
-                nowhere = (
-                    f"'{name}': no run of this name in {RUNS}, and "
-                    if isinstance(error, NoRay)
-                    else ""
-                )
-                raise InputError(f"{nowhere}{error}") from None
+                raise unknown_run(name, RUNS, error) from None
         return
     list_runs(RUNS)
     try:
