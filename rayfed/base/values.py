@@ -113,8 +113,14 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
     if missing:
         raise InputError("\n".join(_missing(maker, name, where) for name in missing))
-    ready = {name: _read(maker, name, value, _join(where, name)) for name, value in values.items()}
-    return maker(**given, **_validated(maker, ready, where))
+    # To read a special form may import torch, which takes seconds. So the mistakes elsewhere are found first.
+    special = {name for name in values if _mark(maker, name, Form)}
+    plain = [name for name in values if name not in special]
+    ready: dict[str, Any] = {}
+    for names in (plain, [name for name in values if name in special]):
+        read = {name: _read(maker, name, values[name], _join(where, name)) for name in names}
+        ready |= _validated(maker, read, where)
+    return maker(**given, **ready)
 
 
 def table(value: Any) -> dict[str, Any]:
