@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -139,6 +140,40 @@ def test_an_import_does_not_load_heavy_modules(modules, kept_out):
         cwd=PACKAGE.parent,
     )
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run quickstart -s train.num_round=2",
+        "run quickstart -s train.lr=x",
+        "run quickstart -s seed=-1",
+        "run quickstart -s data.partition.alpa=1",
+        "report nosuch",
+        "table nosuch",
+        "verify nosuch",
+    ],
+)
+def test_a_mistake_is_told_before_torch_is_imported(words, tmp_path):
+    """Importing torch takes seconds. Names of methods and models need it, other keys and folders do not."""
+    script = f"""
+import sys
+from rayfed.cli import main
+try:
+    main({words.split()})
+except SystemExit as ended:
+    print(ended.code, *(name for name in ('torch', 'ray') if name in sys.modules))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.stdout.split() == ["2"], done.stderr
 
 
 def test_a_new_process_has_the_usual_settings_and_to_set_them_imports_no_compiler():

@@ -117,7 +117,6 @@ def table(
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
     from rayfed.report.runs import labelled, read_runs
-    from rayfed.report.table import sheet
 
     suffix = output.suffix if output else ".txt"
     if suffix not in SUFFIXES:
@@ -145,12 +144,16 @@ def table(
             raise InputError(
                 f"--{name} is for a table without --paper: a paper's table says what it has"
             )
+    read = read_runs(runs) if paper is None else []
+    # This imports torch, which takes seconds. A wrong folder is told before.
+    from rayfed.report.table import sheet
+
     text = StringIO()
     with redirect_stdout(text if output else sys.stdout):
         if paper is not None:
             print_paper(runs, paper, form, of)
         else:
-            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, **options), form)
+            print_sheet(sheet(labelled(read, dict(labels)), form, **options), form)
     if output:
         try:
             write_text(output, text.getvalue())

@@ -37,9 +37,11 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
       rayfed report runs/fedntd-table1                     all runs of a grid
     """
     from rayfed.folder.read import find_runs
-    from rayfed.report.page import write_comparison, write_report
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
+    # This imports torch, which takes seconds. A wrong folder is told before.
+    from rayfed.report.page import write_comparison, write_report
+
     if folders == list(runs[:1]):
         path = write_report(runs[0], output)
     else:

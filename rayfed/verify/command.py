@@ -37,8 +37,6 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
       rayfed verify docs/results           all records in a folder
     """
     from rayfed.folder.read import find_runs
-    from rayfed.verify.checks import checks
-    from rayfed.verify.estimate import seconds_of
 
     if every and quick:
         raise InputError("--all plays every round, and --quick only round 1: give one of the two")
@@ -47,6 +45,10 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
         file.parent for run in runs for file in run.rglob("environment.json")
     ]  # also where job.toml is lost
     folders = list(dict.fromkeys(found))
+    # These import torch, which takes seconds. A wrong folder is told before.
+    from rayfed.verify.checks import checks
+    from rayfed.verify.estimate import seconds_of
+
     number, unread = 0, 0
     needs = [seconds_of(each, every=every, clients=clients, quick=quick) for each in folders]
     counted = f"{len(folders)} runs, " if len(folders) > 1 else ""
