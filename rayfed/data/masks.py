@@ -23,8 +23,8 @@ def masks_beside(folders: Collection[tuple[str, ...]], container: re.Pattern[str
     ('flu/masks', '')
     """
     siblings = defaultdict(list)
-    for names in folders:
-        siblings[names[:-1]].append(names[-1])
+    for folder in folders:
+        siblings[folder[:-1]].append(folder[-1])
     for above, names in siblings.items():
         masks = [name for name in names if FOLDER.fullmatch(name)]
         images = [name for name in names if container.fullmatch(name)]

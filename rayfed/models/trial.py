@@ -73,6 +73,7 @@ def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int)
     Its lazy layers are made by this pass; dropout is off, and BatchNorm's statistics stay as they are.
     """
     examples = inputs.some(2)
+    _refuse_modes(name, model)
     model.eval()
     with torch.no_grad():
         try:
@@ -86,6 +87,15 @@ def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int)
         if has_features(model):
             _refuse_other_head(name, model, examples, logits)
     model.train()
+
+
+def _refuse_modes(name: str, model: nn.Module) -> None:
+    """Raise `InputError` where the model cannot be put into its two modes."""
+    advice = "; its train and eval must take what torch's do: train(mode=True), eval()"
+    with _refusing(name, "it cannot be put into training and evaluation mode", advice):
+        model.eval()
+        model.train(False)
+        model.train()
 
 
 def try_model(model: nn.Module, setting: Setting) -> Findings:

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from rayfed import methods as m
-from rayfed.base.errors import RunFailed
+from rayfed.base.errors import InputError, RunFailed
 from rayfed.clients.settings import Training
 from rayfed.data.inputs import Images, Tokens, Vectors
 from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
 from rayfed.models.sending import make_sendable
-from rayfed.models.trial import Setting, try_model
+from rayfed.models.trial import Setting, check_outputs, try_model
 from rayfed.rounds.engine import rounds
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import constants, keep_constant
@@ -223,3 +223,23 @@ def test_a_parametrized_model_that_was_sent_trains_to_the_same_bits():
         losses.append(loss.item())
         assert list(each.state_dict()) == list(model.state_dict())
     assert losses[0] == losses[1] == losses[2]
+
+
+class TakesNoMode(Net):
+    def train(self):
+        return super().train(True)
+
+
+class RequiresMode(Net):
+    def train(self, mode):
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", [TakesNoMode, RequiresMode])
+def test_a_model_that_cannot_change_its_mode_is_refused(kind):
+    message = (
+        r"model 'm': it cannot be put into .*TypeError: .*train\(\).*; its train and eval must take"
+    )
+    with pytest.raises(InputError, match=message):
+        check_outputs("m", kind(), Images(SHAPE), 4)
+    check_outputs("m", Net(), Images(SHAPE), 4)
