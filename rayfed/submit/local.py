@@ -127,12 +127,11 @@ def unknown_run(name: str, root: Path, error: InputError) -> InputError:
     runs = [file.parent.relative_to(root).as_posix() for file in root.rglob("summary.json")]
     if name in runs:
         return error
-    if isinstance(error, NoRay):  # the user has named no cluster
-        message = f"'{name}': no run of this name in {root}, and {error}"
-    else:
-        message = f"{error}; nor is there a run of this name in {root}"
     near = nearest(name, runs, 0.6)
-    return InputError(f"{message}; did you mean '{near}' in {root}?" if near else message)
+    meant = f" (did you mean '{near}'?)" if near else ""
+    if isinstance(error, NoRay):  # the user has named no cluster
+        return InputError(f"'{name}': no run of this name in {root}{meant}, and {error}")
+    return InputError(f"{error}; nor is there a run of this name in {root}{meant}")
 
 
 def _has_open(number: int, file: Path) -> bool:
