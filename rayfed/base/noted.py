@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIZE = 8192  # bytes
+# What is noted while a Ray is started: if that ends the process, it would do so again.
+STARTING = "the start of Ray"
 _shared = mmap.mmap(-1, SIZE)  # with each process that is forked from this one
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rayfed.base.errors import STOPPED, Resumable, RunFailed
-from rayfed.base.noted import noted
+from rayfed.base.noted import STARTING, noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
@@ -145,6 +145,13 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
         "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
     )
     by_code = f"{ended} during {work}: code there may call os._exit"
+    if work == STARTING:
+        print(
+            f"{ended} during {work}: a limit of this machine (`ulimit -a`) or a variable whose name begins "
+            "with RAY_ may be the cause; to train without Ray: -s ray.mode=off",
+            file=sys.stderr,
+        )
+        return RunFailed.exit_code
     if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
         print(by_code, file=sys.stderr)
         return RunFailed.exit_code

@@ -20,6 +20,7 @@ from torch import nn
 
 from rayfed.base.errors import LONGEST, InputError, RunFailed, WorkersLost, first_line
 from rayfed.base.files import is_installed
+from rayfed.base.noted import STARTING, at
 from rayfed.job import RayOptions
 from rayfed.models.sending import make_sendable
 from rayfed.rounds.site import Site
@@ -261,6 +262,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
             with (
                 _explained(folder),
+                at(STARTING),
                 trust.starting(),
                 stopping("stopping", at_the_end=True),
                 ending_in_time(lambda: private.kill_rays_in(folder)),

@@ -82,6 +82,16 @@ def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
     assert "with exit code 0 during the reading of the job: code there may call os._exit" in said
 
 
+def test_a_process_that_ray_ends_while_it_starts_fails_as_it_would_again(start, tmp_path):
+    """With the exit code with which Ray ends a process, also where the run has a folder already."""
+    note = "from rayfed.base.noted import STARTING, at, note; "
+    run = start(f"{note}note({str(tmp_path)!r})\nwith at(STARTING): os._exit(1)")
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "with exit code 1 during the start of Ray: a limit of this machine" in said
+    assert "to train without Ray: -s ray.mode=off" in said and "to continue" not in said
+
+
 @pytest.mark.parametrize(
     ("number", "to"),
     [
