@@ -41,7 +41,8 @@ def linear(image_shape, num_classes):
 def broken(image_shape, num_classes):
     class Broken(nn.Linear):
         def forward(self, images):
-            if self.training:
+            # The trial before the run has eight images at most: this is found only by training.
+            if self.training and len(images) > 8:
                 raise ValueError("this cannot be trained")
             return super().forward(images.flatten(1))
 
