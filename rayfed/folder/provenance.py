@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rayfed.base.code import Source, edited
 from rayfed.base.errors import InputError
 from rayfed.base.files import is_installed, read_regular
 from rayfed.data.unevenness import unevenness
-from rayfed.folder.code import Source, edited
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts

@@ -11,8 +11,8 @@ import torch
 from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
+from rayfed.base.code import Source, import_from
 from rayfed.base.errors import Restarted
-from rayfed.folder.code import Source, import_from
 from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind
 from rayfed.rounds.tasks import Task, TaskReply, add_up

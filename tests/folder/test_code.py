@@ -6,9 +6,10 @@ import sys
 import pytest
 
 import rayfed
+from rayfed.base import code
+from rayfed.base.code import Source, edited, import_from
 from rayfed.base.errors import InputError
-from rayfed.folder import code, provenance
-from rayfed.folder.code import Source, edited, import_from
+from rayfed.folder import provenance
 from rayfed.methods import compose
 
 MINE = '''"""A module of the user's."""
