@@ -95,7 +95,10 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
     nowhere = rayfed("status", "papers/c")
     assert nowhere.exit_code == 2
-    assert "'papers/c': no run of this name in runs, and no Ray answers at" in nowhere.stderr
+    assert (
+        "'papers/c': no run of this name in runs (did you mean 'papers/b'?), and no Ray"
+        in nowhere.stderr
+    )
 
 
 def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed, cluster):

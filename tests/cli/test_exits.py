@@ -26,7 +26,12 @@ CODES = {
     errors.Locked: 75,
     errors.ClusterLost: 1,
 }
-INSIDE = {errors.Torn, errors.Unlike, errors.Restarted}  # never end a command by themselves
+INSIDE = {
+    errors.Torn,
+    errors.Unlike,
+    errors.NotSummable,
+    errors.Restarted,
+}  # never end a command by themselves
 
 
 def test_every_error_of_the_package_has_its_code():
