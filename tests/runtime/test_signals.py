@@ -78,7 +78,12 @@ def test_a_start_that_waits_in_c_ends_after_a_while_or_with_the_second_signal(
     number, grace, signals
 ):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  # a shell may have told us to ignore it
+
+    # A shell, or nohup, may have told this process to ignore them.
+    def heeding():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     command = [sys.executable, "-c", BLOCKED, str(grace)]
     with subprocess.Popen(command, preexec_fn=heeding, **pipes) as run:
         try:
