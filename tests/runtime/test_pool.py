@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 import rayfed
-from rayfed.base.errors import ClientFailed, WorkersLost
+from rayfed.base.errors import ClientFailed, RunFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import RayOptions, read_job
 from rayfed.methods import (
@@ -50,11 +50,14 @@ class Trace(Part):
 
 @dataclass(frozen=True)
 class Vandal(Part):
-    """Overwrites the weights that it is given."""
+    """Overwrites the weights that it is given: at each client, or at one client from round 2 on."""
+
+    only: int | None = None
 
     def begin(self, client):
-        for tensor in client.weights.values():
-            tensor.zero_()
+        if self.only is None or (client.id == self.only and client.round > 1):
+            for tensor in client.weights.values():
+                tensor.zero_()
 
 
 @dataclass(frozen=True)
@@ -178,11 +181,34 @@ def test_virtual_time_and_drop_outs_have_the_same_rounds_on_ray(cluster, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_client_that_overwrites_its_weights_harms_no_other_client(
+def test_a_part_that_overwrites_weights_is_refused_here_and_on_ray(
     cluster, make_site, here, on_ray
 ):
     site = make_site(compose(Proximal(0.1), Vandal()))
-    assert on_ray(site, 1) == on_ray(site, 3) == here(site)
+    refused = []
+    for play in (here, lambda site: on_ray(site, 1), lambda site: on_ray(site, 3)):
+        with pytest.raises(RunFailed) as error:
+            play(site)
+        refused.append("Vandal.begin wrote to client.weights" in str(error.value))
+    assert refused == [True, True, True]
+
+
+@pytest.mark.slow
+def test_a_client_that_overwrites_its_weights_harms_no_other_client(
+    cluster, make_site, here, on_ray
+):
+    """The first client of a stage alone is watched; in round 2 the first that is served does harm."""
+    options = {"clients_per_round": 6, "num_rounds": 2}
+    quiet = make_site(compose(Proximal(0.1), Vandal(only=-1)), **options)
+    largest = int(np.argmax(quiet.federation.partition.sizes))
+    site = make_site(compose(Proximal(0.1), Vandal(only=largest)), **options)
+    calm = here(quiet)
+    of_calm = {row[0]: row for row in calm[2]["clients"]}
+    for played in (here(site), on_ray(site, 1)):
+        of_harmed = {row[0]: row for row in played[2]["clients"]}
+        assert len(of_harmed) == 6
+        changed = {client for client, row in of_harmed.items() if row != of_calm[client]}
+        assert changed == {largest}
 
 
 @pytest.mark.slow
