@@ -31,6 +31,7 @@ def legible(
         TemplateError,
         TypeError,
         ValueError,
+        pa.ArrowException,
     ) as error:
         names = listed(dict.fromkeys(folders))
         raise InputError(
