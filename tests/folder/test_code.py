@@ -48,6 +48,8 @@ def mine(tmp_path, monkeypatch):
     file = tmp_path / "mine_edited.py"
     file.write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
+    # Python takes the compiled file for the new one after an edit within a second, of one size.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = list(sys.meta_path)
     module = importlib.import_module("mine_edited")
 
