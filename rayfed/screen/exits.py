@@ -49,6 +49,11 @@ class Commands(click.Group):
 def end_at_once(end: SystemExit) -> NoReturn:
     """End the process as `end` would, but under threads that are still working: the interpreter never ends."""
     atexit._run_exitfuncs()
+    code = end.code or 0
+    if not isinstance(code, int):
+        # As Python ends where its exit code is no number, such as after `sys.exit("a message")`.
+        print(code, file=sys.stderr)
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+    os._exit(code)

@@ -55,6 +55,8 @@ def read_override(text: str) -> tuple[str, Any]:
 
     >>> read_override("train.lr=0.1"), read_override("method=fedavg")
     (('train.lr', 0.1), ('method', 'fedavg'))
+    >>> read_override(" train.lr = 0.1 "), read_override(" method = fedavg ")
+    (('train.lr', 0.1), ('method', 'fedavg'))
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -72,6 +72,16 @@ def same(first: Any, second: Any, within: float) -> bool:
     (True, False, True, False)
     >>> same(math.inf, math.inf, 0.0), same(math.inf, 1.0, 0.02)
     (True, False)
+    >>> same(70, 71, 0.0), same(70, 76, 0.02), same(70.0, 76.0, 0.02)
+    (False, True, False)
+
+    Of tensors the bits count: a zero has a sign, and a NaN is the same as itself.
+
+    >>> zero, nan = torch.tensor([0.0]), torch.tensor([math.nan])
+    >>> same(zero, zero.clone(), 0.0), same(zero, -zero, 0.0), same(nan, nan.clone(), 0.0)
+    (True, False, True)
+    >>> same(zero, zero + 0.019, 0.02), same(zero, zero + 0.021, 0.02), same(zero, zero[0], 0.02)
+    (True, False, False)
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         if (first.shape, first.dtype) != (second.shape, second.dtype):

@@ -1,6 +1,7 @@
 """The exit code of each way in which a command ends."""
 
 import io
+import subprocess
 import sys
 
 import click
@@ -64,6 +65,15 @@ def test_what_has_its_own_end_keeps_it(error):
     with pytest.raises(type(error)) as ended, failures():
         raise error
     assert ended.value is error
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"), [(None, 0, ""), (0, 0, ""), (3, 3, ""), ("why", 1, "why\n")]
+)
+def test_a_process_that_ends_under_working_threads_ends_as_python_ends(end, code, said):
+    script = f"from rayfed.screen.exits import end_at_once; end_at_once(SystemExit({end!r}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (code, said)
 
 
 @pytest.mark.parametrize(

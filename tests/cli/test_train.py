@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, pstdev
+from traceback import walk_tb
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from rayfed import Display, InputError, experiment, resume, run
+from rayfed.cli.clients import numbers
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.losses import forgetting
@@ -191,6 +193,7 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
         run("job.toml", {"train.num_rounds": 4, "train.eval_every": 3}, display=Bar(progress))
         task = progress.tasks[0]
         assert (task.completed, task.total, task.finished) == (4, 4, True)
+    assert "round 5/4" not in screen.getvalue()
     steps = ("starting the workers", "evaluating the initial model")
     for words in (
         *steps,
@@ -208,6 +211,22 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
     assert [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)] == [
         "0",
         "forgetting",
+    ]
+
+
+def test_of_a_round_the_bar_leaves_a_part_to_the_server(folder):
+    """So it stands at a whole number only where a round is finished."""
+    steps = []
+
+    class Watched(Bar):
+        def client(self, done, total):
+            super().client(done, total)
+            steps.append((done, progress.tasks[0].completed))
+
+    with drawn(folder) as (progress, _):
+        run("job.toml", display=Watched(progress))
+    assert [(done, round(3 * completed)) for done, completed in steps] == [
+        (number, 3 * finished + number) for finished in (0, 1) for number in (1, 2)
     ]
 
 
@@ -357,12 +376,13 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
     ) == 1
     _, *lines = shown.stdout.splitlines()
     of_lines = [
-        (False, "in_local"),
-        (False, "tuned_in_local"),
-        (True, "in_local"),
-        (True, "tuned_in_local"),
+        ("trained", False, "in_local"),
+        ("trained, tuned", False, "tuned_in_local"),
+        ("held out", True, "in_local"),
+        ("held out, tuned", True, "tuned_in_local"),
     ]
-    for line, (held_out, column) in zip(lines, of_lines, strict=True):
+    for line, (group, held_out, column) in zip(lines, of_lines, strict=True):
+        assert line.split("  ")[1].strip() == group
         values = [row[column] for row in rows if row["held_out"] == held_out]
         expected = (
             len(values),
@@ -373,7 +393,6 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
         assert [float(word) for word in line.split()[-5:-1]] == pytest.approx(
             [expected[0], *(100 * value for value in expected[1:])], abs=0.06
         )
-    assert "--epochs 3 is of --tune" in rayfed("clients", "runs/tiny", "--epochs", "3").stderr
     rayfed(
         "run",
         "job.toml",
@@ -449,3 +468,31 @@ def test_a_replay_says_how_far_its_loss_is_from_the_recorded_one(
     lines = rayfed("replay", "runs/tiny", "--round", "2", "--client", "3").stdout.splitlines()
     assert lines[0] == "client 3, round 2: 10 images, loss 1.5000, 0.1 s"
     assert lines[1:] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (20, 2)])
+def test_the_worst_tenth_of_the_clients_is_at_least_a_tenth(clients, lowest):
+    in_local = [number / 100 for number in reversed(range(clients))]
+    shown = numbers(in_local, [0.5] * clients)
+    mean_of_all, deviation = 100 * mean(in_local), 100 * pstdev(in_local)
+    mean_of_lowest = mean(range(lowest))
+    assert shown == [f"{value:.1f}" for value in (mean_of_all, deviation, mean_of_lowest, 50)]
+
+
+def test_a_replay_opens_the_debugger_only_if_asked_and_only_where_the_client_fails(
+    folder, rayfed, monkeypatch
+):
+    (folder / "my_broken.py").write_text(BROKEN.format(error="ValueError('my own mistake')"))
+    ended = rayfed("run", "job.toml", "-s", "method=my_broken:Broken")
+    _, _, words = ended.stderr.splitlines()[-1].partition(": rayfed ")
+    replay = words.split()
+    assert replay[:4] == ["replay", f"{folder}/runs/tiny", "--round", "2"]
+    opened = []
+    monkeypatch.setattr("pdb.post_mortem", opened.append)
+    assert rayfed(*replay).exit_code == 1
+    not_there = rayfed("replay", "runs/tiny", "--round", "9", "--client", "0", "--debug")
+    assert not_there.exit_code == 2
+    assert opened == []
+    assert rayfed(*replay, "--debug").exit_code == 1
+    (shown,) = opened
+    assert [*walk_tb(shown)][-1][0].f_code.co_name == "begin", "the frame that raised it"

@@ -221,6 +221,11 @@ def again(rows, **changed):
             lambda rows: again(rows, round=99),
             "{row}: a row of a round that is not in rounds",
         ),
+        (
+            "clients",
+            lambda rows: again(rows, client=99),
+            "{row}, train_loss: {loss} recorded, nothing in the checkpoint",
+        ),
     ],
 )
 def test_a_row_too_many_is_named(run, table, rows, words):
@@ -231,7 +236,7 @@ def test_a_row_too_many_is_named(run, table, rows, words):
     pq.write_table(pa.Table.from_pylist(changed, before.schema), file)
     kind = "client" if table == "clients" else "class"
     row = f"round {changed[-1]['round']}, {table}, {kind} {changed[-1][kind]}"
-    assert words.format(row=row) in faults(path)
+    assert words.format(row=row, loss=changed[-1].get("train_loss")) in faults(path)
 
 
 def test_a_row_that_is_lost_is_named_also_where_no_checkpoint_has_it(run):
@@ -287,8 +292,8 @@ def test_a_job_that_was_changed_with_its_hash_is_not_that_of_the_checkpoints(run
         f"train.lr is {before} in the checkpoint of round {number}, 0.0302 in job.toml"
         for number in (4, 5)
     ]
-    edit(path, lr=before, num_rounds=500)
-    assert faults(path) == ["status is done in summary.json, with 5 of 500 rounds in the tables"]
+    edit(path, lr=before, num_rounds=6)
+    assert faults(path) == ["status is done in summary.json, with 5 of 6 rounds in the tables"]
 
 
 def test_a_record_whose_hash_still_has_the_paths_is_known(run):
