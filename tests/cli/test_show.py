@@ -117,14 +117,16 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
 
 
-def test_keys_with_a_beginning_lists_the_keys_that_begin_so(rayfed):
-    shown = [line.split()[0] for line in rayfed("keys", "train.l").stdout.splitlines()[1:]]
-    assert sorted(shown) == [
-        "train.local_epochs",
-        "train.local_steps",
-        "train.lr",
-        "train.lr_decay",
-    ]
+@pytest.mark.parametrize(
+    ("beginning", "keys"),
+    [
+        ("train.l", ["train.local_epochs", "train.local_steps", "train.lr", "train.lr_decay"]),
+        ("name", ["name"]),  # not those that end so, such as model.name
+    ],
+)
+def test_keys_with_a_beginning_lists_the_keys_that_begin_so(rayfed, beginning, keys):
+    shown = [line.split()[0] for line in rayfed("keys", beginning).stdout.splitlines()[1:]]
+    assert sorted(shown) == keys
 
 
 def test_methods_lists_every_recipe_and_part(rayfed):

@@ -271,6 +271,21 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(
     assert changes > 5  # it died at each of these changes
 
 
+def test_memories_move_only_from_shards_less_than_half_full_of_which_there_are_too_many(
+    monkeypatch,
+):
+    monkeypatch.setattr(packing, "SHARD", 100)
+    monkeypatch.setattr(packing, "THIN", 2)
+    half, thin, thinner = (
+        packing.Extent("half", 0, 50),
+        packing.Extent("thin", 0, 49),
+        packing.Extent("thinner", 40, 50),
+    )
+    index = {0: half, 1: thin, 2: thinner, 3: packing.Extent("last", 0, 1)}
+    assert packing.unmoved(index, {0, 1, 2}) == {0: half, 1: thin, 2: thinner}
+    assert packing.unmoved(index, {0, 1, 2, 3}) == {0: half}
+
+
 def test_there_are_few_shards_however_many_rounds_wrote_some(
     make_site, play, bits, tmp_path, monkeypatch
 ):

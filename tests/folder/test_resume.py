@@ -278,6 +278,16 @@ def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(
     assert (read_summary(path)["status"], read_summary(path)["last"]["round"]) == ("done", 4)
 
 
+def test_a_measured_run_that_is_extended_has_the_rows_of_one_that_never_stopped(measured):
+    """Round 4 is evaluated only as the last; what its clients measured themselves stays."""
+    short = rayfed.run(measured, {"train.num_rounds": 4})
+    assert 4 in short.classes.column("round").to_pylist()
+    longer = rayfed.resume(short.path, {"train.num_rounds": 5})
+    assert outcome(longer) == outcome(rayfed.run({**measured, "name": "whole"}))
+    of_round_4 = [row for row in longer.confusions.to_pylist() if row["round"] == 4]
+    assert of_round_4 and None not in {row["client"] for row in of_round_4}
+
+
 def test_how_often_a_run_is_evaluated_belongs_to_it(seldom):
     """Forgetting depends on it: a table must not hold two kinds."""
     path = rayfed.run(seldom, {"train.num_rounds": 1}).path
