@@ -31,7 +31,7 @@ from rayfed.papers.global_model import lost_of, shown_matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS
-from rayfed.report.measured import drifts, forgetting_of, over_clients
+from rayfed.report.measured import Spread, drifts, forgetting_of, over_clients
 from rayfed.report.page import run_page
 from rayfed.report.runs import labelled
 
@@ -260,6 +260,13 @@ def test_the_distance_of_distributions_is_that_of_the_model_which_the_client_was
             for row in of_round
         )
         assert distance == pytest.approx(expected)
+
+
+def test_a_band_lies_within_what_the_values_can_be():
+    spread = Spread(np.arange(3), np.array([0.1, 0.5, 0.9]), np.array([0.2, 0.2, 0.2]))
+    low, high = spread.band(1.0)
+    assert low.tolist() == pytest.approx([0.0, 0.3, 0.7])
+    assert high.tolist() == pytest.approx([0.3, 0.7, 1.0])
 
 
 def test_ranks_are_those_of_a_sorted_list_with_ties_in_the_middle():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rayfed.base.errors import InputError, WorkersLost
+from rayfed.base.errors import InputError, RunFailed, WorkersLost
 from rayfed.cli import main
 from rayfed.data import sources
 from rayfed.folder.read import find_runs, write_order
@@ -95,6 +95,16 @@ def test_a_method_may_have_keys_of_its_own(tables):
     jobs = {cell.method: cell.job() for cell in expand(tables)}
     assert jobs.pop("moon").model.options == {"project": 256}
     assert [job.model.options for job in jobs.values()] == [{}, {}]
+
+
+def test_a_table_with_a_name_stays_whole_in_every_form(tables):
+    """The job's own partition has keys that another one does not take."""
+    tables["data"]["partition"] = {"name": "dirichlet", "alpha": 0.3, "num_clients": 4}
+    named = {"name": "iid", "num_clients": 3}
+    for setting in ({"data.partition": named}, {"data": {"partition": named}}):
+        tables["grid"] = {"setting": [{"name": "even", **setting}]}
+        (cell,) = expand(tables)
+        assert cell.tables["data"] == {"source": "data", "partition": named}
 
 
 def test_lists_of_values_are_combined_and_named_by_the_end_of_their_key(tables):
@@ -290,12 +300,25 @@ def test_the_other_runs_continue_after_one_run_fails(folder):
     assert json.loads((folder / "runs/g/two/b/seed-0/summary.json").read_text())["status"] == "done"
 
 
-def test_a_grid_whose_failed_runs_can_all_be_resumed_says_so_by_its_exit_code(folder, monkeypatch):
-    def lost(*args, **options):
-        raise WorkersLost("no actor is left")
+@pytest.mark.parametrize(
+    ("of_avg", "of_prox", "code"),
+    [
+        (WorkersLost("no actor is left"), WorkersLost("no actor is left"), 75),
+        (WorkersLost("no actor is left"), RunFailed("a client fails"), 1),
+        (RunFailed("a client fails"), InputError("no such file"), 1),
+    ],
+)
+def test_a_grid_whose_failed_runs_can_all_be_resumed_says_so_by_its_exit_code(
+    folder, monkeypatch, of_avg, of_prox, code
+):
+    def fails(job, *args, **options):
+        raise of_avg if "/avg/" in job.name else of_prox
 
-    monkeypatch.setattr("rayfed.grid.many.run_checked", lost)
-    assert rayfed("run", "grid.toml", "--only", "two/*/seed-0").exit_code == 75
+    monkeypatch.setattr("rayfed.grid.many.run_checked", fails)
+    ended = rayfed("run", "grid.toml", "--only", "two/*/seed-0")
+    assert ended.exit_code == code
+    names = "g/two/avg/seed-0\ng/two/prox/seed-0\n"
+    assert ended.stderr.endswith(f"error: 2 of 2 runs failed:\n{names}")
 
 
 def test_list_runs_nothing(folder):
@@ -309,6 +332,21 @@ def test_bad_input_ends_a_grid_at_once(folder):
     assert result.exit_code == 2
     assert result.stderr.count("error:") == 1
     assert not (folder / "runs").exists()
+
+
+def test_bad_input_of_a_later_run_does_not_end_a_grid(folder):
+    """It may be that run's alone, as here: there are fewer images than clients."""
+    settings = (
+        'grid.setting=[{name="first"},{name="many","data.partition.num_clients"=9999},'
+        '{name="last","train.lr"=0.02}]'
+    )
+    result = rayfed("run", "grid.toml", "-s", settings, "--only", "*/avg/seed-0")
+    assert result.exit_code == 2
+    assert "run 2/3  g/many/avg/seed-0   failed\n" in result.stdout
+    assert "9999 clients cannot be made of" in result.stderr
+    assert result.stderr.endswith("error: 1 of 3 runs failed:\ng/many/avg/seed-0\n")
+    summary = json.loads((folder / "runs/g/last/avg/seed-0/summary.json").read_text())
+    assert summary["status"] == "done"
 
 
 def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, monkeypatch):

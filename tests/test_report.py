@@ -40,6 +40,7 @@ from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
 from rayfed.losses.metrics import Evaluation
 from rayfed.report import page, plots
+from rayfed.report.compared import class_losses
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site, open_data
@@ -604,6 +605,17 @@ def test_a_grid_is_a_line_per_method(keeper, tmp_path):
     assert [run.name for run in runs] == ["seed-1", "seed-2", "seed-10"], (
         "in the order of their numbers"
     )
+
+
+def test_of_several_runs_the_class_of_which_a_group_has_lost_most_comes_first(keeper):
+    """Of 4 images of each class: `even` loses one of each cat and elk, `uneven` three elks."""
+    classes = ("cat", "dog", "elk")
+    even = keep(keeper(classes, name="even"), [0, 0, 0], [4, 4, 4], [3, 4, 3])
+    uneven = keep(keeper(classes, name="uneven"), [0, 0, 0], [4, 4, 4], [4, 2, 1])
+    losses = class_losses(grouped([read_run(even), read_run(uneven)]))
+    assert [name for name, *_ in losses] == ["elk", "dog", "cat"]
+    percents = [re.findall(r"<span>([\d.]+)%", str(cells)) for _, *cells in losses]
+    assert percents == [["25.0", "75.0"], ["0.0", "50.0"], ["25.0", "0.0"]]
 
 
 def test_runs_of_one_name_in_two_places_stay_apart(keeper, tmp_path):

@@ -29,7 +29,7 @@ from rayfed.papers.curves import series
 from rayfed.papers.ours import Theirs, without
 from rayfed.papers.tables import grids, read_paper
 from rayfed.report.answers import _compared
-from rayfed.report.compared import numbers
+from rayfed.report.compared import differences, numbers
 from rayfed.report.forms import Sheet, as_csv, in_words, latex, markdown
 from rayfed.report.runs import labelled
 from rayfed.report.table import Difference, rows, sheet
@@ -890,3 +890,30 @@ def test_what_sets_rows_apart_is_named_only_where_no_run_has_it_in_both(run):
     runs += [run("x/two", seed, 0.6, partition="q") for seed in (1, 2)]
     _, second = rows(runs)
     assert (second.pairs, second.unlike) == ([], "other partition")
+
+
+def test_runs_are_compared_with_a_reference_and_never_with_a_row_that_has_one_itself(run):
+    """The last row has a pair in the second, which is compared with the first."""
+    runs = [run("x/one", 0, 0.5), run("x/two", 0, 0.6), run("x/two", 1, 0.6)]
+    _, second, third = rows([*runs, run("x/three", 1, 0.7)])
+    assert [pair[0].job["seed"] for pair in second.pairs] == [0]
+    assert (third.pairs, third.difference, third.unlike) == ([], None, "other seed")
+
+
+def test_what_runs_differ_in_is_listed_within_groups_and_between_them(run):
+    """Seeds may differ within a group. Keys of the data explain another hash of the data."""
+
+    def changed(made, section, key, value):
+        return replace(made, job={**made.job, section: {**made.job[section], key: value}})
+
+    one = [run("x/one", 0, 0.5), changed(run("x/one", 1, 0.5), "train", "lr", 7.0)]
+    lr = str(one[0].job["train"]["lr"])
+    assert differences(grouped(one)) == [("train.lr", lr, "x/one"), ("train.lr", "7.0", "x/one")]
+    assert differences(grouped([run("x/one", seed, 0.5) for seed in (0, 1)])) == []
+    two = changed(run("x/two", 0, 0.5), "data", "size", 14)
+    of_two = {**two.environment, "data": "other"}
+    first, second = run("x/one", 0, 0.5), replace(two, environment=of_two)
+    size = ("data.size", str(first.job["data"]["size"]), "one")
+    assert differences(grouped([first, second])) == [size, ("data.size", "14", "two")]
+    other = replace(run("x/two", 0, 0.5), environment=of_two)
+    assert [key for key, _, _ in differences(grouped([first, other]))] == ["hash of the data"] * 2

@@ -186,7 +186,11 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def outlying(values: np.ndarray) -> float:
-    """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those."""
+    """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those.
+
+    >>> outlying(np.array([1.0, 2.0])), outlying(np.array([1.0] * 999 + [100.0]))
+    (2.1, 1.3)
+    """
     usual = 1.3 * float(np.percentile(values, 99))
     return max(1.05 * float(values.max()) if values.max() < 2 * usual else usual, 1e-9)
 
@@ -205,7 +209,14 @@ def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.nd
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> str:
-    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others."""
+    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others.
+
+    >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
+    'rank correlation 0.50'
+    >>> one, two, same = np.array([1.0]), np.array([1.0, 2.0]), np.array([7.0, 7.0])
+    >>> {correlation(one, one), correlation(two, same), correlation(same, two)}
+    {'no correlation known'}
+    """
     known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
     return (
         f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}"

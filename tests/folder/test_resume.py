@@ -571,6 +571,20 @@ def test_a_clients_round_can_be_replayed(tables):
         rayfed.replay(result.path, 0, 0)
 
 
+def test_a_run_without_work_left_starts_no_ray(tables, monkeypatch):
+    """It is complete, or it has ended early."""
+    early = {"train.num_rounds": 9, "train.patience": 1, "train.lr": 1e-9}
+    complete, ended_early = (
+        rayfed.run({**tables, "name": name}, changes)
+        for name, changes in (("complete", {}), ("early", early))
+    )
+    assert ended_early.rounds.num_rows < 9
+    monkeypatch.setattr("ray.init", None)
+    for result in (complete, ended_early):
+        again = rayfed.resume(result.path, {"ray.mode": "on"})
+        assert outcome(again) == outcome(result)
+
+
 def paint(file):
     """Change a pixel of the first image."""
     table = pq.read_table(file)
