@@ -98,9 +98,9 @@ def test_a_method_may_have_keys_of_its_own(tables):
 
 
 def test_a_table_with_a_name_stays_whole_in_every_form(tables):
-    """The job's own partition has keys that another one does not take."""
+    """Of the job's own partition, no key is left."""
     tables["data"]["partition"] = {"name": "dirichlet", "alpha": 0.3, "num_clients": 4}
-    named = {"name": "iid", "num_clients": 3}
+    named = {"name": "dirichlet", "num_clients": 3}
     for setting in ({"data.partition": named}, {"data": {"partition": named}}):
         tables["grid"] = {"setting": [{"name": "even", **setting}]}
         (cell,) = expand(tables)
