@@ -8,6 +8,7 @@ import ray
 from rayfed.base.errors import InputError
 
 OLDEST = (2, 52)  # the oldest Ray that rayfed works with, as in pyproject.toml
+DRIVER_LABELS = (2, 54)  # the oldest Ray that puts a job's driver on a node by its labels
 
 
 def minor(version: str) -> tuple[int, int]:
@@ -43,6 +44,16 @@ def refuse_others(named: str, their_ray: str, their_python: str = "") -> None:
         f"{named}: that cluster has {theirs}, but this environment has {ours}; a run and its cluster need the same "
         f"Ray and the same minor version of Python; {here}{joint} {there}"
     )
+
+
+def refuse_label_of_driver() -> None:
+    """Raise `InputError` where this environment's Ray cannot choose a driver's node by its labels."""
+    if minor(ray.__version__) < DRIVER_LABELS:
+        raise InputError(
+            f"--entrypoint-label needs Ray {'.'.join(map(str, DRIVER_LABELS))} or later, and this "
+            f"environment has Ray {ray.__version__}; leave the option out, or use a newer Ray here "
+            "and on the cluster"
+        )
 
 
 def refuse_as_told(named: str, error: BaseException) -> None:

@@ -127,6 +127,11 @@ def submit(
         )
     cells = expand(read_toml(job), dict(map(read_override, settings)))
     refuse_same(cells)
+    asked = {name: value for name, value in entrypoint.items() if value}
+    if "entrypoint_label_selector" in asked:
+        from rayfed.runtime.versions import refuse_label_of_driver  # it imports Ray: a second
+
+        refuse_label_of_driver()
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
     apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
@@ -141,7 +146,6 @@ def submit(
         raise InputError(f"'{job}' would not be sent: it {why}")
     with job_server(address) as cluster:
         cluster.refuse_temporary()
-        asked = {name: value for name, value in entrypoint.items() if value}
         known = nodes_of(cluster)
         nodes = places(known, asked)
         here, waits = are_here(cluster, nodes), bool(asked and known and not nodes)

@@ -56,7 +56,8 @@ DATA = (
     "*.tar.gz",
     "*.tgz",
 )
-RAYIGNORE = ".rayignore"  # Ray reads it where it packs
+RAYIGNORE = ".rayignore"  # Ray reads it where it packs, from Ray 2.53 on
+GITIGNORE = ".gitignore"  # of the same form; every Ray reads it
 MARKS = (
     ("pyvenv.cfg",),
     ("conda-meta",),
@@ -197,6 +198,8 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
                 raise InputError(
                     f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'"
                 ) from None
+            if Path(name).name == RAYIGNORE:
+                shutil.copy(root / name, (work / name).with_name(GITIGNORE))
         shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
         shutil.copytree(EXAMPLES, module / "examples", dirs_exist_ok=True)
         yield {"working_dir": str(work), "py_modules": [str(module)]}

@@ -9,12 +9,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import ray
 from ray._private import ray_constants
 from ray._private.runtime_env.packaging import create_package
 
 from rayfed import read_job
 from rayfed.base.errors import InputError
 from rayfed.job import EXAMPLES
+from rayfed.runtime.versions import DRIVER_LABELS, minor
 from rayfed.submit.driver import places
 from rayfed.submit.package import PACKAGE, anchored, chosen, staged
 
@@ -64,7 +66,7 @@ def sent(root, *without, patterns=()):
         }
     if ".rayignore" not in there:
         assert there == sizes
-    return sorted(there)
+    return sorted(there.keys() - {".rayignore", ".gitignore"})
 
 
 SPECIAL = [
@@ -136,9 +138,7 @@ def test_code_is_sent_and_secrets_data_caches_environments_runs_and_what_is_igno
         write(root / place, text)
     (root.parent / "link").symlink_to(root)
     places = [root.parent / "link" / place for place in without]
-    assert [
-        place for place in sent(root, *places, patterns=patterns) if place != ".rayignore"
-    ] == expected
+    assert sent(root, *places, patterns=patterns) == expected
 
 
 @pytest.mark.parametrize("repository", ["work", "."])
@@ -335,6 +335,16 @@ def test_a_cluster_here_of_another_ray_gets_no_job(folder, rayfed, cluster, monk
     assert not cluster.packages and not cluster.submissions
 
 
+def test_a_label_of_the_driver_is_refused_by_a_ray_that_knows_none(
+    folder, rayfed, cluster, monkeypatch
+):
+    monkeypatch.setattr("ray.__version__", "2.53.0")
+    ended = rayfed("submit", "job.toml", "--address", cluster.url, "--entrypoint-label", "a=b")
+    assert ended.exit_code == 2
+    assert "--entrypoint-label needs Ray 2.54 or later" in ended.output
+    assert not cluster.submissions
+
+
 def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without_them(
     folder, rayfed, cluster
 ):
@@ -351,8 +361,11 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
 
     asks = shlex.split(
         "--env A=1 --env B=x=y --env C= --with timm==1.0.31 --with 'tiny @ git+https://host/tiny' "
-        "--entrypoint-num-cpus 0.5 --entrypoint-memory 1610612736 --entrypoint-label 'disk=!in(slow,old)'"
+        "--entrypoint-num-cpus 0.5 --entrypoint-memory 1610612736"
     )
+    knows_labels = minor(ray.__version__) >= DRIVER_LABELS
+    if knows_labels:
+        asks += ["--entrypoint-label", "disk=!in(slow,old)"]
     submit(cluster, rayfed, *asks, "-s", "name=other")
     asked = cluster.submissions[-1]
     variables = asked["runtime_env"]["env_vars"]
@@ -365,11 +378,8 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
         "the Python that has the packages"
     )
     place = {key: value for key, value in asked.items() if key.startswith("entrypoint_")}
-    assert place == {
-        "entrypoint_num_cpus": 0.5,
-        "entrypoint_memory": 1610612736,
-        "entrypoint_label_selector": {"disk": "!in(slow,old)"},
-    }
+    labels = {"entrypoint_label_selector": {"disk": "!in(slow,old)"}} if knows_labels else {}
+    assert place == {"entrypoint_num_cpus": 0.5, "entrypoint_memory": 1610612736, **labels}
 
 
 @pytest.mark.parametrize("address", ["", "auto", "10.0.0.1:6379"])
