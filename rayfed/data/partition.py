@@ -389,6 +389,10 @@ def _find(name: str) -> Any:
     return rule
 
 
+# What a reader wants to know of a partition, also where it has its default.
+ALWAYS_SHOWN = ("num_clients", "s", "alpha", "k")
+
+
 def write_rule(rule: Rule) -> dict[str, Any]:
     """A rule as `read_rule` reads it."""
     return {"name": name_in(PARTITIONS, type(rule)), **table(rule)}

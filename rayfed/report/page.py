@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from rayfed.base.files import write_text
 from rayfed.base.values import keys, table
-from rayfed.data.partition import PARTITIONS
+from rayfed.data.partition import ALWAYS_SHOWN, PARTITIONS
 from rayfed.data.unevenness import in_words
 from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.models.settings import Adapt
@@ -40,8 +40,6 @@ NOT_ALL = (
     "Forgetting looks back at multiples of train.eval_every only."
 )
 HERE = files("rayfed.report")
-# Keys of a partition that a reader asks for, also where they have their defaults.
-ALWAYS_SHOWN = ("num_clients", "seed", "s", "alpha", "k")
 LIBRARIES = ("d3-7.9.0.min.js", "plot-0.6.17.umd.min.js")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"  # nothing else runs or loads
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
@@ -74,7 +72,7 @@ def _of_partition(partition: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in partition.items()
-        if key in ALWAYS_SHOWN or key not in default or value != default[key]
+        if key in (*ALWAYS_SHOWN, "seed") or key not in default or value != default[key]
     }
 
 

@@ -12,12 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from rayfed.base.values import table
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
-from rayfed.data.partition import Rule, write_rule
+from rayfed.data.partition import ALWAYS_SHOWN, Rule, write_rule
 from rayfed.folder.summary import read_summary
 from rayfed.job import Job
 from rayfed.methods.registry import describe
+from rayfed.models.settings import Adapt, Model
 from rayfed.rounds.display import Display
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
@@ -162,7 +164,7 @@ def header(site: Site) -> str:
         "method": describe(job.method),
         "data": f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}",
         "clients": f"{clients_text(federation)}; {job.train.clients_per_round} per round",
-        "model": f"{job.model.name}, {parameters:,} parameters{frozen}",
+        "model": f"{model_text(job.model)}; {parameters:,} parameters{frozen}",
         "ray": ray_text(job),
     }
     return aligned(list(lines.items()))
@@ -182,13 +184,32 @@ def clients_text(federation: Federation) -> str:
 
 
 def partition_text(rule: Rule) -> str:
-    """A partition rule, with those of its keys that are not at their defaults, as a job file has them."""
+    """A partition rule with its keys as in a job file. Most defaults are left out."""
     values = write_rule(rule)
-    name = values.pop("name")
-    defaults = {f.name: f.default for f in fields(rule)}  # type: ignore[arg-type]
-    return ", ".join(
-        [name] + [f"{key} = {value!r}" for key, value in values.items() if value != defaults[key]]
-    )
+    words = [values.pop("name")]
+    defaults = {field.name: field.default for field in fields(rule)}  # type: ignore[arg-type]
+    for key, value in values.items():
+        if key in ALWAYS_SHOWN or value != defaults[key]:
+            words.append(f"{key} = {value!r}")
+    return ", ".join(words)
+
+
+def model_text(model: Model) -> str:
+    """A model with the options that a job gives it, as in a job file.
+
+    >>> model_text(Model("resnet18", {"norm": "group"}, Adapt(freeze=["head.*"])))
+    "resnet18, norm = 'group', freeze = ['head.*']"
+    """
+    words = [model.name, *(f"{key} = {value!r}" for key, value in model.options.items())]
+    defaults = table(Adapt())
+    for key, value in table(model.adapt).items():
+        if value == defaults[key]:
+            continue
+        if isinstance(value, dict):
+            words += [f"{key}.{name} = {each!r}" for name, each in value.items()]
+        else:
+            words.append(f"{key} = {value!r}")
+    return ", ".join(words)
 
 
 def ray_text(job: Job) -> str:

@@ -215,8 +215,9 @@ def test_a_cost_is_that_of_all_images_of_all_rounds_and_names_the_data_that_are_
 def test_a_partition_is_described_with_the_keys_that_a_job_file_changes():
     assert (
         partition_text(PARTITIONS["dirichlet"](alpha=0.3, seed=2))
-        == "dirichlet, seed = 2, alpha = 0.3"
+        == "dirichlet, num_clients = 10, seed = 2, alpha = 0.3"
     )
+    assert partition_text(PARTITIONS["dirichlet"]()) == "dirichlet, num_clients = 10, alpha = 0.5"
     assert partition_text(PARTITIONS["natural"](column="writer")) == "natural, column = 'writer'"
 
 
