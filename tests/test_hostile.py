@@ -179,6 +179,9 @@ def test_an_odd_table_is_refused_in_one_line(tmp_path, name):
         names, arrays = zip(("image", FOUR), *table, strict=True)
         table = pa.table(list(arrays), names=list(names))
     pq.write_table(table, tmp_path / "a.parquet")
+    if name == "deep lists" and pa.__version__.startswith("18."):
+        # They are lists of one pixel each, and so images of one pixel.
+        pytest.skip("PyArrow 18 reads lists that are nested 60 times")
     refuses(
         Data(str(tmp_path / "a.parquet"), test_fraction=0.5, **settings), f"a.parquet.*({message})"
     )

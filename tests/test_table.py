@@ -607,7 +607,8 @@ def test_the_points_of_students_t_hold_95_percent():
             math.lgamma((free + 1) / 2) - math.lgamma(free / 2) - math.log(free * math.pi) / 2
         )
         density = math.exp(log_scale) * (1 + x**2 / free) ** (-(free + 1) / 2)
-        assert np.trapezoid(density, x) == pytest.approx(0.95, abs=3e-4)
+        area = ((density[1:] + density[:-1]) / 2 * np.diff(x)).sum()
+        assert area == pytest.approx(0.95, abs=3e-4)
 
 
 @pytest.mark.parametrize("pairs", [3, 6])

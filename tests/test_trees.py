@@ -222,6 +222,10 @@ def test_finite_values_whose_sum_is_infinite_can_be_added():
 def test_a_sum_takes_tensors_of_several_devices():
     """As FedCSD's on a GPU; torch pretends to have one."""
     with FakeTensorMode():
+        try:
+            torch.zeros(1, device="cuda")[0:1]
+        except RuntimeError:
+            pytest.skip("this torch asks the GPU's driver, also for a GPU that it pretends to have")
         tree = {"sums": torch.zeros(3), "counts": torch.zeros(3, dtype=torch.int64, device="cuda")}
         total = OrderedSum()
         for _ in range(3):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,12 @@ def encode(image: np.ndarray) -> bytes:
 
 def write(path: Path, image, label, metadata: dict[str, str] | None = None, **columns) -> str:
     table = pa.table({"image": image, "label": label, **columns})
-    pq.write_table(table.replace_schema_metadata(metadata), path)
+    try:
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+    except pa.ArrowNotImplementedError as error:
+        if "_view" not in str(error):
+            raise
+        pytest.skip(f"this PyArrow writes no views into Parquet files: {error}")
     return str(path)
 
 
@@ -885,7 +891,12 @@ def test_the_mode_of_an_image_gives_its_channels(mode, channels):
 
 def saved(image: Image.Image, form: str, **options) -> bytes:
     file = io.BytesIO()
-    image.save(file, form, **options)
+    try:
+        image.save(file, form, **options)
+    except OSError as error:
+        if "cannot write mode" not in str(error):
+            raise
+        pytest.skip(f"this Pillow cannot write the image: {error}")
     return file.getvalue()
 
 
@@ -987,10 +998,19 @@ PAGES += [("MPO", MANY, 1)]
 @pytest.mark.parametrize(("form", "options", "pages"), PAGES)
 def test_pages_and_frames_that_are_left_out_are_told(tmp_path, caplog, form, options, pages):
     image = saved(Image.fromarray(pixels_of_colour()), form, **options)
+    if form == "MPO" and not is_read_as(form, image):
+        pytest.skip("this Pillow writes MPO files that it cannot read")
     said = told_by(caplog, write(tmp_path / "a.parquet", [image] * 2, [0, 1]))
     about = [line for line in said if "2 of 2 images have several pages or frames" in line]
     assert bool(about) == (pages > 1)
     assert all(f"row 0 with {pages}: only the first is read" in line for line in about)
+
+
+def is_read_as(form: str, image: bytes) -> bool:
+    """Whether Pillow takes a file for one of this form, and says nothing about it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        return Image.open(io.BytesIO(image)).format == form and not said
 
 
 def pixels_of_colour() -> np.ndarray:
