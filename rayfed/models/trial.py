@@ -114,6 +114,7 @@ def try_model(model: nn.Module, setting: Setting) -> Findings:
         doubts = [
             *_probabilities(tried, setting, writes),
             *_kept_outside(name, model, tried, setting, writes),
+            *_in_plain_containers(name, model),
         ]
     return Findings(writes, constants, unused, tuple(doubts))
 
@@ -158,6 +159,30 @@ def _size_advice(inputs: Inputs, cause: str) -> str:
 
 
 # What the model holds.
+
+
+def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
+    """Layers in a list or dictionary of Python, which torch does not see as a part of the model."""
+    known = {id(parameter) for parameter in model.parameters()}
+    found = []
+    for place, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            layers = [item for item in items if isinstance(item, nn.Module)]
+            parameters = [parameter for layer in layers for parameter in layer.parameters()]
+            if any(
+                parameter.requires_grad and id(parameter) not in known for parameter in parameters
+            ):
+                found.append(f"{place}.{attribute}" if place else attribute)
+    if found:
+        named = ", ".join(f"'{one}'" for one in found[:NAMED])
+        yield (
+            f"model '{name}': the layers in {named} are in a plain list, tuple or dictionary of Python: they are "
+            "neither trained nor sent; put them into nn.ModuleList or nn.ModuleDict, or give them "
+            "requires_grad_(False) if that is meant"
+        )
 
 
 def _refuse_entries(name: str, model: nn.Module) -> None:

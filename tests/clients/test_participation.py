@@ -297,6 +297,10 @@ def test_the_hash_of_a_trace_is_of_what_it_says(write):
             {"round": [1], "client": [1], "bytes_per_second": [0]},
             "'bytes_per_second' has the value 0.0; give more than 0",
         ),
+        (
+            {"round": [1, 1], "client": [5, 6]},
+            "there is a client 6; the partition has clients 0 to 5$",
+        ),
         ({"round": [], "client": []}, "it has no rows, so no client is ever there$"),
     ],
 )

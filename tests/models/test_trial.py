@@ -147,6 +147,28 @@ def test_parameters_without_a_gradient_are_named_and_no_reason_to_refuse():
     assert tried(net).unused == ()
 
 
+@pytest.mark.parametrize(
+    ("held", "place"),
+    [
+        (lambda: [nn.Linear(4, 4)], "'extra'"),
+        (lambda: {"a": nn.Linear(4, 4)}, "'extra'"),
+        (lambda: (nn.Linear(4, 4).requires_grad_(False),), ""),
+        (lambda: [1.0, "name"], ""),
+        (lambda: nn.ModuleList([nn.Linear(4, 4)]), ""),
+    ],
+)
+def test_layers_in_a_plain_container_are_told_as_they_would_not_be_trained(held, place):
+    net = Net()
+    net.extra = held()
+    told = [text for text in tried(net).warnings if "plain list, tuple or dictionary" in text]
+    assert len(told) == bool(place)
+    assert not told or f"the layers in {place} are" in told[0]
+    # A layer that the model also has under a name of its own is trained.
+    net = Net()
+    net.extra = [net.layer]
+    assert not any("plain list" in text for text in tried(net).warnings)
+
+
 def test_what_a_model_keeps_outside_its_state_is_named():
     def counted(net, z):
         net.count = getattr(net, "count", 0) + net.training
