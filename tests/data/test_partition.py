@@ -276,6 +276,11 @@ def test_dirichlet_clients_of_equal_sizes_draw_their_proportions_over_the_classe
     assert abs(shares.var() / (0.1 * 0.9 / (0.5 * 10 + 1)) - 1) < 0.4
 
 
+def test_of_sizes_that_differ_by_one_the_first_clients_have_the_larger():
+    labels = np.zeros(10, dtype=np.int64)
+    assert Iid(4).split(labels, 1).sizes.tolist() == [3, 3, 2, 2]
+
+
 def test_quantity_skews_sizes_alone():
     partition = Quantity(20, alpha=0.5).split(CIFAR, 10)
     counts = table(partition, CIFAR, 10)
