@@ -320,6 +320,8 @@ def differences(
 
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
+    >>> differences({}, {"seed": 0}), differences({"seed": 0}, {})
+    (['seed is not set there, 0 here'], ['seed is 0 there, not set here'])
     """
     first, second = (
         {key: value for key, value in flat(each).items() if value != ""} for each in (there, here)

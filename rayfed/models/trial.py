@@ -162,7 +162,10 @@ def _size_advice(inputs: Inputs, cause: str) -> str:
 
 
 def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
-    """Layers in a list or dictionary of Python, which torch does not see as a part of the model."""
+    """Yields a warning of layers in a plain list, tuple or dictionary, where torch does not see them.
+
+    What is frozen is passed over: a teacher is often kept from torch in this way.
+    """
     known = {id(parameter) for parameter in model.parameters()}
     found = []
     for place, module in model.named_modules():
@@ -170,18 +173,16 @@ def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
             if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
                 continue
             items = value.values() if isinstance(value, dict) else value
-            layers = [item for item in items if isinstance(item, nn.Module)]
-            parameters = [parameter for layer in layers for parameter in layer.parameters()]
-            if any(
-                parameter.requires_grad and id(parameter) not in known for parameter in parameters
-            ):
+            layers = nn.ModuleList(item for item in items if isinstance(item, nn.Module))
+            trainable = [one for one in layers.parameters() if one.requires_grad]
+            if any(id(one) not in known for one in trainable):
                 found.append(f"{place}.{attribute}" if place else attribute)
     if found:
         named = ", ".join(f"'{one}'" for one in found[:NAMED])
         yield (
-            f"model '{name}': the layers in {named} are in a plain list, tuple or dictionary of Python: they are "
-            "neither trained nor sent; put them into nn.ModuleList or nn.ModuleDict, or give them "
-            "requires_grad_(False) if that is meant"
+            f"model '{name}': the layers in {named} are neither trained nor sent, as torch does not "
+            "see layers in a plain list, tuple or dictionary; put them into nn.ModuleList or "
+            "nn.ModuleDict, or freeze them with requires_grad_(False) if that is meant"
         )
 
 

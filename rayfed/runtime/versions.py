@@ -7,8 +7,10 @@ import ray
 
 from rayfed.base.errors import InputError
 
-OLDEST = (2, 52)  # the oldest Ray that rayfed works with, as in pyproject.toml
-DRIVER_LABELS = (2, 54)  # the oldest Ray that puts a job's driver on a node by its labels
+# The oldest Ray that rayfed works with, as in pyproject.toml.
+OLDEST = (2, 52)
+# The oldest Ray that chooses the node of a job's driver by the node's labels.
+DRIVER_LABELS = (2, 54)
 
 
 def minor(version: str) -> tuple[int, int]:

@@ -184,7 +184,7 @@ def clients_text(federation: Federation) -> str:
 
 
 def partition_text(rule: Rule) -> str:
-    """A partition rule with its keys as in a job file. Most defaults are left out."""
+    """Returns a partition rule in words, with its keys as in a job file, without most defaults."""
     values = write_rule(rule)
     words = [values.pop("name")]
     defaults = {field.name: field.default for field in fields(rule)}  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def partition_text(rule: Rule) -> str:
 
 
 def model_text(model: Model) -> str:
-    """A model with the options that a job gives it, as in a job file.
+    """Returns a model in words, with the options that a job gives it, as in a job file.
 
     >>> model_text(Model("resnet18", {"norm": "group"}, Adapt(freeze=["head.*"])))
     "resnet18, norm = 'group', freeze = ['head.*']"

@@ -51,7 +51,7 @@ def end_at_once(end: SystemExit) -> NoReturn:
     atexit._run_exitfuncs()
     code = end.code or 0
     if not isinstance(code, int):
-        # As Python ends where its exit code is no number, such as after `sys.exit("a message")`.
+        # Python does the same where the exit code is no number, as after `sys.exit("a message")`.
         print(code, file=sys.stderr)
         code = 1
     sys.stdout.flush()

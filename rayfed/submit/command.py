@@ -129,7 +129,8 @@ def submit(
     refuse_same(cells)
     asked = {name: value for name, value in entrypoint.items() if value}
     if "entrypoint_label_selector" in asked:
-        from rayfed.runtime.versions import refuse_label_of_driver  # it imports Ray: a second
+        # It imports Ray, which takes a second.
+        from rayfed.runtime.versions import refuse_label_of_driver
 
         refuse_label_of_driver()
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent

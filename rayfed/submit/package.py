@@ -56,8 +56,10 @@ DATA = (
     "*.tar.gz",
     "*.tgz",
 )
-RAYIGNORE = ".rayignore"  # Ray reads it where it packs, from Ray 2.53 on
-GITIGNORE = ".gitignore"  # of the same form; every Ray reads it
+# Ray reads it where it packs, from Ray 2.53 on.
+RAYIGNORE = ".rayignore"
+# It has the same form, and every Ray reads it.
+GITIGNORE = ".gitignore"
 MARKS = (
     ("pyvenv.cfg",),
     ("conda-meta",),
@@ -198,6 +200,7 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
                 raise InputError(
                     f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'"
                 ) from None
+            # No file of the user's is overwritten: hidden files are not sent, but for this one.
             if Path(name).name == RAYIGNORE:
                 shutil.copy(root / name, (work / name).with_name(GITIGNORE))
         shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))

@@ -1,6 +1,7 @@
 """Partitions: laws of every rule, cases by hand, and refusals."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -507,3 +508,26 @@ def test_a_partition_file_may_number_its_clients_up_to_the_number_of_images_alon
     file.write_text('{"3": [0, 1, 2]}')
     with pytest.raises(InputError, match="client 3; clients are numbered from 0, and there are"):
         File(str(file)).split(np.zeros(3, dtype=np.int64), 1)
+
+
+@pytest.mark.parametrize(("left_out", "refused"), [([0, 1, 4], True), ([0, 4], False)])
+def test_a_partition_file_leaves_out_as_many_images_as_the_server_keeps(
+    tmp_path, left_out, refused
+):
+    """The job asks for one image of each class; with three, the first class gives two."""
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    dealt = [image for image in range(6) if image not in left_out]
+    file = tmp_path / "dealt.json"
+    file.write_text(json.dumps([dealt]))
+    if refused:
+        with pytest.raises(InputError, match=r"this job has 1, the file 1 to 2$"):
+            opened(File(str(file)), labels, 1)
+    else:
+        assert opened(File(str(file)), labels, 1).auxiliary.tolist() == left_out
+
+
+def test_a_partition_file_that_leaves_out_too_few_images_is_refused(tmp_path):
+    file = tmp_path / "dealt.json"
+    file.write_text("[[0, 1, 2, 3, 5]]")
+    with pytest.raises(InputError, match=r"this job has 1, the file 0 to 1$"):
+        opened(File(str(file)), np.array([0, 0, 0, 0, 1, 1]), 1)
