@@ -44,6 +44,8 @@ DOCUMENT = re.compile(
 ABOUT = re.compile(
     r"readme|licen[sc]e|copying|notice|citation|changelog|makefile|checksums", re.IGNORECASE
 )
+# A data set of a repository of a hub, in the header of its README.md.
+CONFIGURATION = re.compile(r"^[\s-]*config_name:\s*['\"]?([^'\"\s]+)", re.MULTILINE)
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 # Folders that hold the images of a class, and do not name it.
 CONTAINER = re.compile(
@@ -139,6 +141,7 @@ def _listed(path: str) -> Listed:
     fs, root = locate(path)
     root = root.rstrip("/") or "/"
     files, others = reach(path, lambda: _list(fs, root))
+    _tell_configurations(path, fs, root, files, others)
     _tell_others(path, root, files, others)
     return Listed(path, fs, root, tuple(files))
 
@@ -253,6 +256,30 @@ def _counted(files: Sequence[str]) -> str:
     counts = Counter(posixpath.splitext(file)[1].lower() for file in files)
     words = [f"{count} {suffix or 'without a suffix'}" for suffix, count in counts.most_common()]
     return shortened(words)
+
+
+def _tell_configurations(
+    path: str, fs: pafs.FileSystem, root: str, files: Sequence[str], others: Sequence[str]
+) -> None:
+    """Warn of a repository of a hub of which several data sets would be read as one.
+
+    Its README.md names them as configurations, and each has a folder of its name.
+    """
+    page = posixpath.join(root, "README.md")
+    if page not in others:
+        return
+    text = reach(path, lambda: read_file(fs, page)).decode(errors="replace")
+    header = text.split("\n---", 1)[0] if text.startswith("---") else ""
+    named = set(CONFIGURATION.findall(header))
+    found = sorted({name for file in files for name in below(root, file)[:-1] if name in named})
+    if len(found) > 1:
+        log.warning(
+            "'%s' holds %d data sets (%s), as its README.md says, and they are read as one; to read "
+            "one alone, name its folder",
+            path,
+            len(found),
+            shortened(found),
+        )
 
 
 def _tell_others(path: str, root: str, files: Sequence[str], others: Sequence[str]) -> None:

@@ -995,6 +995,43 @@ PAGES += [(form, {}, 1) for form in ("TIFF", "GIF", "PNG", "WEBP", "JPEG", "BMP"
 PAGES += [("MPO", MANY, 1)]
 
 
+README_OF_TWO = """---
+configs:
+- config_name: en
+  data_files: en/*
+- config_name: "fr"
+  data_files: fr/*
+---
+config_name: text
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "folders", "named"),
+    [
+        (README_OF_TWO, ["en", "fr"], "2 data sets (en, fr)"),
+        (README_OF_TWO, ["en", "other"], ""),
+        (README_OF_TWO, ["en", "text"], ""),
+        ("# en and fr\n\nconfig_name: en\nconfig_name: fr\n", ["en", "fr"], ""),
+        ("", ["en", "fr"], ""),
+    ],
+)
+def test_a_repository_of_several_data_sets_that_are_read_as_one_is_told(
+    tmp_path, caplog, page, folders, named
+):
+    for number, folder in enumerate(folders):
+        (tmp_path / "hub" / folder).mkdir(parents=True)
+        image = encode(np.full((1, 8, 8), 40 * number + 9, dtype=np.uint8))
+        other = encode(np.full((1, 8, 8), 40 * number + 19, dtype=np.uint8))
+        write(tmp_path / "hub" / folder / "train.parquet", [image, other], [0, 1])
+    if page:
+        (tmp_path / "hub/README.md").write_text(page)
+    # The folder is the training set and the test set, and each is told.
+    said = {line for line in told_by(caplog, tmp_path / "hub") if "as its README.md" in line}
+    assert len(said) == bool(named)
+    assert all(named in line for line in said)
+
+
 @pytest.mark.parametrize(("form", "options", "pages"), PAGES)
 def test_pages_and_frames_that_are_left_out_are_told(tmp_path, caplog, form, options, pages):
     image = saved(Image.fromarray(pixels_of_colour()), form, **options)
