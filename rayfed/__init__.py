@@ -17,9 +17,9 @@ if sys.argv[:1] == ["-m"] and sys.path[0] in (
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "Display",
     "InputError",
     "Job",
+    "Observer",
     "Result",
     "compose",
     "own_models",
@@ -31,22 +31,24 @@ __all__ += ["resume", "run", "switch"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rayfed.api import resume, run
     from rayfed.base.errors import InputError
-    from rayfed.experiment import own_models, replay, resume, run
+    from rayfed.experiment import own_models, replay
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
     from rayfed.report.result import Result
     from rayfed.report.runs import read_rounds
-    from rayfed.rounds.display import Display
+    from rayfed.rounds.observer import Observer
 else:
     HOMES = {
+        "api": ["resume", "run"],
         "base.errors": ["InputError"],
-        "experiment": ["own_models", "replay", "resume", "run"],
+        "experiment": ["own_models", "replay"],
         "job": ["Job", "read_job"],
         "methods": ["compose", "switch"],
         "report.result": ["Result"],
         "report.runs": ["read_rounds"],
-        "rounds.display": ["Display"],
+        "rounds.observer": ["Observer"],
     }
 
     def __getattr__(name):
@@ -54,6 +56,11 @@ else:
         import importlib
 
         home = next((home for home, names in HOMES.items() if name in names), None)
+        if name == "Display":
+            raise AttributeError(
+                "rayfed.Display is now rayfed.Observer: its `started(run)` has the site as run.site, "
+                "and `run` and `resume` take observers=[...] for display=..."
+            )
         if home is None:
             raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
         return getattr(importlib.import_module(f"rayfed.{home}"), name)

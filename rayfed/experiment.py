@@ -2,145 +2,97 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import alone
 from rayfed.base.noted import at
 from rayfed.base.storage import Folder
 from rayfed.data.federation import Read
 from rayfed.data.naming import number_of
-from rayfed.folder.keeper import Keeper
+from rayfed.folder.checkpoint import Checkpoint, newest
+from rayfed.folder.found import near_run
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
 from rayfed.folder.provenance import refuse_another_partition, refuse_edited
-from rayfed.folder.read import near_run
-from rayfed.folder.saved import Saved, newest
+from rayfed.folder.recorder import Recorder
 from rayfed.folder.tables import read_table, write_own
-from rayfed.folder.trackers import tracking
 from rayfed.job import Job, read_job, read_toml
 from rayfed.methods.part import Method, trains
-from rayfed.report.result import Result
 from rayfed.rounds import engine
-from rayfed.rounds.display import Display
+from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.workers import open_workers, opened
-from rayfed.screen.display import follow
-from rayfed.tensors.weights import whole
+from rayfed.tensors.weights import Weights, whole
 
-RUNS_NAMED = 10  # in a message
+# How many runs a message names.
+RUNS_NAMED = 10
 FORCE = "--force (in Python force=True)"
 
 log = logging.getLogger(__name__)
 
 
-def run(
-    job: str | Path | Mapping[str, Any] | Job,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    method: Method | None = None,
-    force: bool = False,
-    resume: bool = False,
-    other_bits: bool = False,
-    display: Display | None = None,
-    progress: bool = False,
-) -> Result:
-    """Run a job to its end and return its results.
-
-    `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`,
-    made with `compose`, replaces the job's. Everything is checked before anything is started or written; raises
-    `InputError` where the user gave something wrong. Results of an earlier run are replaced only with `force`; with
-    `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
-    hardware of several kinds, as in `resume`.
-
-    Only warnings are printed, unless a `display` prints more. `progress` shows what the command shows: a bar on a
-    terminal, a line for each round in a notebook or a file.
-
-    >>> result = run("quickstart", {"train.num_rounds": 2, "ray.mode": "off"})  # doctest: +SKIP
-    >>> result.rounds.column("test_accuracy").to_pylist()  # doctest: +SKIP
-    [0.094, 0.427, 0.5635]
-    """
-    if force and resume:
-        raise InputError("force begins the run again, and resume continues it: give one of the two")
-    job = _read(job if isinstance(job, Job) else read_toml(job), overrides, method)
-    with _followed(display, progress) as display:
-        return run_checked(job, Way(display, force, other_bits), resume=resume)
-
-
-@contextmanager
-def _followed(display: Display | None, progress: bool) -> Iterator[Display]:
-    """The display of a run: the one that is given, or with `progress` that of the command."""
-    if progress and display:
-        raise InputError(
-            "progress shows the command's display, and display is your own: give one of the two"
-        )
-    with follow() if progress else nullcontext(display or Display()) as shown:
-        yield shown
-
-
 @dataclass(frozen=True)
-class Way:
-    """How a job is run; nothing of it changes a number of the results."""
+class RunOptions:
+    """How a job is run. Nothing here changes a number of the results."""
 
-    display: Display
-    force: bool = False  # results of an earlier run are replaced
-    other_bits: bool = False  # hardware of several kinds is allowed
-    on_ray: bool = True  # where the job says so; else in this process
-    read: Read | None = None  # reads the data, where they are at hand already
+    # Results of an earlier run are replaced.
+    force: bool = False
+    # Hardware of several kinds is allowed, and code or a partition that has changed.
+    other_bits: bool = False
+    # The work is done on Ray if the job says so; otherwise in this process.
+    on_ray: bool = True
+    # Reads the data, if they are at hand already.
+    read: Read | None = None
 
 
-def run_checked(job: Job, way: Way, *, resume: bool) -> Result:
-    """Begin a checked job, or with `resume` continue it if it was begun."""
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a run has left: its folder, and the weights of the last global model."""
+
+    path: Path
+    weights: Weights
+
+
+def run(
+    job: Job, observers: Sequence[Observer], options: RunOptions, *, resume: bool = False
+) -> Trained:
+    """Begin a job, or with `resume` continue it if it was begun.
+
+    Raises `InputError` if something that the user gave is wrong, before anything is started.
+    """
     folders = Folders.of(job)
     with alone(f"the run '{job.name}'"):
-        folders.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
+        # It waits for a lock, and while it does checkpoints may come and go.
+        folders.refuse_unwritable()
         saved = _newest(folders) if resume else None
         # Where only the checkpoints are left, they are enough.
         if resume and (is_begun(job) or saved):
             if saved is None:
                 refuse_other_paths(job)
-            return _train(job, saved, replace(way, force=True))
-        folders.refuse_overwriting(way.force)
-        return _train(job, None, way)
+            return _train(job, saved, observers, replace(options, force=True))
+        folders.refuse_overwriting(options.force)
+        return _train(job, None, observers, options)
 
 
 def resume(
-    run: str | Path,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    method: Method | None = None,
-    other_bits: bool = False,
-    display: Display | None = None,
-    progress: bool = False,
-) -> Result:
-    """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
-
-    `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
-    (`ray.*`), where files lie (such as `data.source`), where results go (`output.*`, `track`), what is measured
-    (`measure*`, `data.domain`), how many rounds there are and when they end early (`train.num_rounds`,
-    `train.patience`); a `method` made in Python that a job file cannot name is given again. Raises `InputError` where
-    nothing is there to continue from, and where the data, the hardware, the partition or the code of the user's own
-    modules has changed; `other_bits` allows the last three (noted in `environment.json`).
-
-    >>> resume("runs/quickstart", {"train.num_rounds": 6})  # doctest: +SKIP
-    """
-    with _followed(display, progress) as display, alone(f"the run in '{run}'"):
-        job, saved = _find(run, overrides, method)
-        if saved.round > job.train.num_rounds:
-            raise InputError(
-                f"train.num_rounds = {job.train.num_rounds}: the run already has {saved.round} rounds; "
-                f"give {saved.round + 1} or more to add rounds"
-            )
-        return _train(job, saved, Way(display, other_bits=other_bits))
+    job: Job, saved: Checkpoint, observers: Sequence[Observer], options: RunOptions
+) -> Trained:
+    """Continue a run that `find` has found."""
+    if saved.round > job.train.num_rounds:
+        raise InputError(
+            f"train.num_rounds = {job.train.num_rounds}: "
+            f"the run already has {saved.round} rounds; "
+            f"give {saved.round + 1} or more to add rounds"
+        )
+    with alone(f"the run '{job.name}'"):
+        return _train(job, saved, observers, options)
 
 
 def replay(
@@ -166,7 +118,8 @@ def replay(
         if round < 1:
             raise InputError(f"round {round}: the first round is 1")
         last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
-        if round > last_recorded + 1:  # the round after the last may have failed
+        # The round after the last may have failed.
+        if round > last_recorded + 1:
             raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
         refuse_another_partition(folders.path, site, round)
         if isinstance(client, str):
@@ -185,7 +138,9 @@ def replay(
                 raise InputError(
                     f"round {round}: no client trained in it, as its method works on the server alone"
                 )
-            (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
+            tasks = [(client,)]
+            replies = engine.train(site, workers, opening.broadcast, tasks, last.memories)
+            (reply,) = next(replies).clients
     losses = {
         (row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")
     }
@@ -201,7 +156,7 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
     [0, 1, 2]
     """
     with alone(f"the measuring of '{run}'"):
-        job, saved = _find(run, None, None)
+        job, saved = find(run, None, None)
         site = open_site(job)
         saved.refuse_another(site)
         with open_workers(site, on_ray=False) as workers:
@@ -221,55 +176,49 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
         ) from None
 
 
-def _train(job: Job, saved: Saved | None, way: Way) -> Result:
-    """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished.
+def _train(
+    job: Job, saved: Checkpoint | None, observers: Sequence[Observer], options: RunOptions
+) -> Trained:
+    """Play a job's remaining rounds after a checkpoint, or all, and record each.
 
-    At the end the run's folder is complete, Ray has ended, and the page is written, however the run ends.
+    However the run ends, its folder is complete, Ray has ended, and then the observers hear of it.
     """
     Folders.of(job).refuse_unwritable()
-    on_ray = way.on_ray and job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
-    make_site, display = partial(_checked_site, job, saved, way.read), way.display
+    path = folder_of(job)
+    leaves_work = saved is None or saved.leaves_work(job)
+    on_ray = options.on_ray and job.ray.mode == "on" and leaves_work
+    make_site = partial(_checked_site, job, saved, options.read)
     with (
         logging_to_file() as begin_log,
-        tracking(job) as tell_trackers,
-        _writing_page() as begin_page,
-        opened(job, make_site, display.start, on_ray=on_ray) as site,
-        open_workers(site, display.client, on_ray=on_ray, other_bits=way.other_bits) as workers,
-        Keeper(
-            site, workers, saved, force=way.force, other_bits=way.other_bits, when_closed=begin_page
-        ) as keeper,
+        observing(observers) as everyone,
+        opened(
+            job,
+            make_site,
+            lambda site: everyone.started(Run(site, path, resumed=saved is not None)),
+            on_ray=on_ray,
+        ) as site,
+        open_workers(
+            site, everyone.client, on_ray=on_ray, other_bits=options.other_bits
+        ) as executor,
+        # Innermost: the last checkpoint needs the executor, which holds the clients' memories.
+        Recorder(
+            site, executor, saved, force=options.force, other_bits=options.other_bits
+        ) as recorder,
     ):
-        begin_log(keeper.path)
-        display.ready(resumed=saved is not None)
-        last = keeper.restored()
-        if last is not None:
-            display.restored(last)
-        for round in engine.rounds(site, workers, last, keeper.early_end):
-            keeper.keep(round)
+        begin_log(path)
+        last = recorder.restored()
+        everyone.restored(last)
+        for round in engine.rounds(site, executor, last, recorder.early_end):
+            # First, and its failure ends the run: the others show what is recorded.
+            recorder.round(round)
+            executor.round(round)
+            everyone.round(round)
             last = round
-            if workers.finished(round):  # Ray may soon end this process
-                keeper.checkpoint(round)
-            tell_trackers(round.round)
-            display.round(round)
     assert last is not None, "there is always a round 0"
-    return Result(keeper.path, read_table(keeper.path, "rounds"), whole(site.model, last.evaluated))
+    return Trained(path, whole(site.model, last.evaluated))
 
 
-@contextmanager
-def _writing_page() -> Iterator[Callable[[Path], None]]:
-    """Gives a function that begins to write a run's page while this thread goes on; the context ends with the page."""
-    pages: list[Future[None]] = []
-
-    def begin(path: Path) -> None:
-        pages.append(aside(_write_page, path))
-
-    try:
-        yield begin
-    finally:
-        wait(pages)
-
-
-def _checked_site(job: Job, saved: Saved | None, read: Read | None) -> Site:
+def _checked_site(job: Job, saved: Checkpoint | None, read: Read | None) -> Site:
     with at("the opening of the data and the model"):
         site = open_site(job, read)
     refuse_edited(job)
@@ -278,9 +227,9 @@ def _checked_site(job: Job, saved: Saved | None, read: Read | None) -> Site:
     return site
 
 
-def _find(
+def find(
     run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None
-) -> tuple[Job, Saved]:
+) -> tuple[Job, Checkpoint]:
     """The job of a run, and its newest whole checkpoint."""
     if "name" in (overrides or {}):
         raise InputError(
@@ -298,7 +247,7 @@ def _find(
         return job, saved
     saved = newest(Folder(str(run)))
     if saved:
-        return _read(saved.manifest["job"], overrides, method), saved
+        return read(saved.manifest["job"], overrides, method), saved
     if "://" not in str(run) and not Path(run).expanduser().exists():
         raise InputError(f"'{run}': there is no such folder{near_run(Path(run))}")
     names = sorted(str(file.parent) for file in Path(run).glob("*/job.toml"))
@@ -306,7 +255,7 @@ def _find(
     raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
 
 
-def _newest(folders: Folders) -> Saved | None:
+def _newest(folders: Folders) -> Checkpoint | None:
     """The newest checkpoint of a run. Raises `InputError`, with what to do, where none of them is whole."""
     try:
         return newest(folders.checkpoints)
@@ -329,7 +278,7 @@ def job_of(
     except InputError as error:
         remedy = "put it back, or continue from the checkpoints: rayfed run YOUR.toml --resume"
         raise InputError(f"{error}; {remedy}") from None
-    job = _read(tables, overrides, method)
+    job = read(tables, overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
         kept = (
             path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts
@@ -340,7 +289,7 @@ def job_of(
     return job
 
 
-def _read(
+def read(
     job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None
 ) -> Job:
     """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
@@ -356,15 +305,3 @@ def _read(
     if method is None:
         return read_job(job, overrides)
     return replace(read_job({**job, "method": "fedavg"}, overrides), method=method)
-
-
-def _write_page(path: Path) -> None:
-    """Write the run's page. A run does not fail where its page cannot be made."""
-    try:
-        from rayfed.report.page import (
-            write_report,
-        )  # brings jinja2, which nothing before this needs
-
-        write_report(path)
-    except Exception as error:
-        log.warning("the run has no page, because %r; to try again: rayfed report %s", error, path)

@@ -15,7 +15,6 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from rayfed import experiment
 from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation
@@ -25,6 +24,7 @@ from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
 from rayfed.job import Job, RayOptions
 from rayfed.models.classifier import Classifier
+from rayfed.observers import page
 from rayfed.rounds import tasks
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import Site
@@ -39,7 +39,7 @@ torch.set_num_threads(
 )  # more threads could change the last bits of a sum, and tests may run side by side
 
 CLASSES = ("ash", "birch", "cedar", "elm")
-WRITE_PAGE = experiment._write_page
+WRITE_PAGE = page.write_page
 COUNTS = [  # a row per client, a column per class
     [9, 3, 0, 0],
     [0, 8, 1, 2],
@@ -81,7 +81,7 @@ def _embedded_images_are_decoded_once():
 def _runs_write_no_page():
     """It would take longer than the run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_write_page", lambda path: None)
+        patch.setattr(page, "write_page", lambda path: None)
         yield
 
 
@@ -89,7 +89,7 @@ def _runs_write_no_page():
 def pages():
     """For tests that look at the page of a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_write_page", WRITE_PAGE)
+        patch.setattr(page, "write_page", WRITE_PAGE)
         yield
 
 

@@ -3,7 +3,6 @@
 import sys
 from collections import namedtuple
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +19,9 @@ from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon
 from rayfed.rounds import tasks as module
 from rayfed.rounds.engine import play as play_round
 from rayfed.rounds.engine import rounds, start
+from rayfed.rounds.executor import pieces_of
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.tasks import cut
-from rayfed.rounds.workers import Workers
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 from rayfed.tensors.wire import unpack
@@ -245,8 +244,14 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(
     before = [next(short) for _ in range(4)]
     assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
     with monkeypatch.context() as patch:
+        usual = ThisProcess.map
+        perfect = Evaluation(np.eye(4, dtype=np.int64), 0.0)
         patch.setattr(
-            ThisProcess, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0)
+            ThisProcess,
+            "map",
+            lambda self, work, *rest: (
+                iter([perfect]) if work.kind == "evaluation" else usual(self, work, *rest)
+            ),
         )
         (end,) = short
     assert (end.round, end.test_accuracy) == (4, 1.0)
@@ -275,18 +280,16 @@ class Told(ThisProcess):
         super().__init__(site)
         self.told = []
 
-    def evaluate(self, weights):
-        number, result = (
-            len([what for what, _ in self.told if what == "evaluate"]),
-            super().evaluate(weights),
-        )
-        self.told.append(("evaluate", number))
-        return lambda: (self.told.append(("evaluated", number)), result())[1]
-
-    def train(self, broadcast, tasks, memories):
-        self.told.append(("train", broadcast.round))
-        replies = super().train(broadcast, tasks, memories)
-        return (self.told.append(("trained", broadcast.round)) or reply for reply in replies)
+    def map(self, work, items, shared):
+        if work.kind == "survey":
+            return super().map(work, items, shared)
+        begun, ended = {"train": ("train", "trained"), "evaluation": ("evaluate", "evaluated")}[
+            work.kind
+        ]
+        number = work.round or len([what for what, _ in self.told if what == "evaluate"])
+        self.told.append((begun, number))
+        results = super().map(work, items, shared)
+        return (self.told.append((ended, number)) or result for result in results)
 
 
 @dataclass(frozen=True)
@@ -341,9 +344,7 @@ def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(mak
 @given(st.integers(1, 5000))
 def test_the_pieces_of_an_evaluation_cover_the_test_set_once_and_in_order(num_test):
     """With a list of images in place of each evaluation, the sum is the list of all images."""
-    images = lambda _, pieces, look: ([*range(*piece)] for piece in pieces)  # noqa: E731
-    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=images)
-    assert Workers.evaluate(workers, weights={})() == [*range(num_test)]
+    assert [image for piece in pieces_of(num_test) for image in range(*piece)] == [*range(num_test)]
 
 
 def test_bytes_are_counted_for_each_client(make_site, play):

@@ -21,7 +21,6 @@ from PIL import Image
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.folder.read import grouped, of_clients, read_run, shorten
 from rayfed.folder.tables import read_table
 from rayfed.papers import clients, global_model, uneven
 from rayfed.papers.clients import ranks
@@ -33,6 +32,7 @@ from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS
 from rayfed.report.measured import Spread, drifts, forgetting_of, over_clients
 from rayfed.report.page import run_page
+from rayfed.report.read import grouped, of_clients, read_run, shorten
 from rayfed.report.runs import labelled
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)

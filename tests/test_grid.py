@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rayfed.base.errors import InputError, RunFailed, WorkersLost
 from rayfed.cli import main
 from rayfed.data import sources
-from rayfed.folder.read import find_runs, write_order
+from rayfed.folder.found import find_runs, write_order
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_job
 
@@ -314,7 +314,7 @@ def test_a_grid_whose_failed_runs_can_all_be_resumed_says_so_by_its_exit_code(
     def fails(job, *args, **options):
         raise of_avg if "/avg/" in job.name else of_prox
 
-    monkeypatch.setattr("rayfed.grid.many.run_checked", fails)
+    monkeypatch.setattr("rayfed.experiment.run", fails)
     ended = rayfed("run", "grid.toml", "--only", "two/*/seed-0")
     assert ended.exit_code == code
     names = "g/two/avg/seed-0\ng/two/prox/seed-0\n"

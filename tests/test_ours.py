@@ -12,10 +12,10 @@ import pytest
 
 import rayfed
 from rayfed.folder import tables
-from rayfed.folder.read import read_run
 from rayfed.folder.tables import NOTES, SCHEMAS
 from rayfed.papers.ours import Theirs, ours
 from rayfed.papers.tables import grids
+from rayfed.report.read import read_run
 
 TINY = {
     "model.name": "lenet",

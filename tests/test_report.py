@@ -32,16 +32,16 @@ from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.data.federation import federate
 from rayfed.data.samples import Dataset, Samples
-from rayfed.folder import read
-from rayfed.folder.keeper import Keeper
+from rayfed.folder.found import find_runs
 from rayfed.folder.places import folder_of
-from rayfed.folder.read import ClassLoss, find_runs, forgotten, grouped, read_run
+from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
 from rayfed.losses.metrics import Evaluation
-from rayfed.report import page, plots
+from rayfed.report import page, plots, read
 from rayfed.report.compared import class_losses
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
+from rayfed.report.read import ClassLoss, forgotten, grouped, read_run
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site, open_data
 from rayfed.runtime.this_process import ThisProcess
@@ -135,7 +135,7 @@ def keep(keeper, *history, error=None):
     """Keep a run of these rounds, which ends with `error` if one is given; gives its folder."""
     with suppress(ArithmeticError, KeyboardInterrupt), keeper:
         for number, right in enumerate(history):
-            keeper.keep(a_round(number, right))
+            keeper.round(a_round(number, right))
         if error is not None:
             raise error
     return keeper.path
@@ -367,7 +367,7 @@ def test_an_unfinished_run_has_a_page(keeper):
     with keeper() as made:
         assert "No round was finished" in write_report(made.path).read_text()
         assert "There are no paired differences: " in comparison_page([read_run(made.path)])
-        made.keep(a_round(0, [1, 2]))
+        made.round(a_round(0, [1, 2]))
         assert "There are no paired differences: " in comparison_page([read_run(made.path)])
         text = write_report(made.path).read_text()
         assert 'class="status running"' in text and "before the second round of training" in text

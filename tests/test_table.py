@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.folder.read import find_runs, grouped, read_run
+from rayfed.folder.found import find_runs
 from rayfed.folder.tables import read_table
 from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
@@ -31,6 +31,7 @@ from rayfed.papers.tables import grids, read_paper
 from rayfed.report.answers import _compared
 from rayfed.report.compared import differences, numbers
 from rayfed.report.forms import Sheet, as_csv, in_words, latex, markdown
+from rayfed.report.read import grouped, read_run
 from rayfed.report.runs import labelled
 from rayfed.report.table import Difference, rows, sheet
 from rayfed.report.words import T, interval

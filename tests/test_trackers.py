@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,13 +17,14 @@ import rayfed
 from rayfed.base.aside import is_working
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
-from rayfed.folder import trackers
-from rayfed.folder.forgetting import by_round
 from rayfed.folder.places import folder_of
-from rayfed.folder.read import classes_of
 from rayfed.folder.tables import read_table, replace_table, write_round
-from rayfed.folder.trackers import curves, plain_name, tracking
 from rayfed.job import read_job
+from rayfed.observers import trackers
+from rayfed.observers.trackers import Tracking, curves, plain_name
+from rayfed.report.forgetting import by_round
+from rayfed.report.read import classes_of
+from rayfed.rounds.observer import observing
 
 CLASSES = [
     "<script>alert(1)</script>",
@@ -33,6 +36,14 @@ CLASSES = [
     "tench, Tinca tinca",
     "x" * 300,
 ]
+
+
+@contextmanager
+def tracking(job):
+    with observing([Tracking(name, job) for name in dict.fromkeys(job.track)]) as observers:
+        yield lambda number: observers.round(SimpleNamespace(round=number))
+
+
 every_tracker = pytest.mark.parametrize("name", trackers.TRACKERS)
 
 

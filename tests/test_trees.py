@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rayfed.folder.packing import from_bytes, to_bytes
+from rayfed.folder.tensorfile import tree_from_bytes as from_bytes
+from rayfed.folder.tensorfile import tree_to_bytes as to_bytes
 from rayfed.tensors import trees
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Scaled, layout_of, leaves, tree_map

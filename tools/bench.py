@@ -108,7 +108,7 @@ class Pace:
 # The contenders. Each plays round 0, which evaluates the initial model, and then `train.num_rounds` rounds.
 
 
-class Paced(rayfed.Display):
+class Paced(rayfed.Observer):
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
 
@@ -121,7 +121,7 @@ class Paced(rayfed.Display):
 
 
 def on_ray(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
-    rayfed.run(table, {"ray.mode": "on", "ray.actors": processes}, display=Paced(pace))
+    rayfed.run(table, {"ray.mode": "on", "ray.actors": processes}, observers=[Paced(pace)])
 
 
 def measured(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
@@ -130,7 +130,7 @@ def measured(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
 
 
 def in_process(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
-    rayfed.run(table, {"ray.mode": "off"}, display=Paced(pace))
+    rayfed.run(table, {"ray.mode": "off"}, observers=[Paced(pace)])
 
 
 def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:

@@ -28,10 +28,10 @@ from pages import from_shell, put, to_svg
 
 from rayfed.base.errors import InputError
 from rayfed.folder.places import folder_of, is_done
-from rayfed.folder.read import Run, read_run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
 from rayfed.papers.style import COLOURS, STYLE
+from rayfed.report.read import Run, read_run
 from rayfed.report.table import LAST, Difference, figures
 from rayfed.report.words import interval, spread, stat_text
 

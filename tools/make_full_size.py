@@ -27,10 +27,11 @@ from make_reproduction import (
 )
 from pages import from_shell, put, refuse_another_job
 
-from rayfed.folder.read import find_runs, read_run
+from rayfed.folder.found import find_runs
 from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import expand
 from rayfed.job import read_toml
+from rayfed.report.read import read_run
 from rayfed.report.words import spread, stat_text
 
 JOB = ROOT / "jobs/cifar10/full-size.toml"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import make_comparison as comparison
 from pages import from_shell, put
 
-from rayfed.folder.read import Run
 from rayfed.report.measured import personalised
+from rayfed.report.read import Run
 from rayfed.report.table import LAST
 
 TUNING = comparison.ROOT / "jobs/comparison/mnist-personal-tune.toml"

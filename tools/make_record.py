@@ -14,7 +14,7 @@ from pathlib import Path
 import tomli_w
 
 from rayfed.base.storage import Folder
-from rayfed.folder.checkpoint import BEST
+from rayfed.folder.checkpoint import BEST, memories_of
 from rayfed.folder.places import checkpoints_of
 from rayfed.folder.tables import RESULTS
 from rayfed.job import read_job, read_toml
@@ -24,10 +24,12 @@ def make_record(run: Path, record: Path) -> int:
     """Write a record of a run to a new folder; gives its bytes. The best weights, of any round, are left out."""
     job = read_job(run / "job.toml")
     folder = checkpoints_of(job) if job.output.checkpoints else Folder(str(run / "checkpoints"))
-    (record / "checkpoints").mkdir(parents=True)
+    copied = Folder(str(record / "checkpoints"))
     for name in folder.names():
         if name != BEST:
-            (record / "checkpoints" / name).write_bytes(folder.read(name))
+            copied.write(name, folder.read(name))
+    for name in memories_of(folder).names():
+        memories_of(copied).write(name, memories_of(folder).read(name))
     for name in ("modules", *(f"{table}.parquet" for table in RESULTS)):
         if (run / name).exists():
             shutil.copytree(run / name, record / name)

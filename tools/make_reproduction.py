@@ -23,8 +23,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from pages import from_shell, put, refuse_another_job, to_svg
 
-from rayfed.folder.read import Run, find_runs, forgotten, read_run
+from rayfed.folder.found import find_runs
 from rayfed.papers.tables import read_paper
+from rayfed.report.read import Run, forgotten, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reproduction.md"

@@ -32,17 +32,17 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from pages import from_shell, put
 
+from rayfed import experiment
 from rayfed.base.errors import Diverged, InputError
 from rayfed.data.sources import Kept
-from rayfed.experiment import Way, run_checked
+from rayfed.experiment import RunOptions
 from rayfed.folder.places import folder_of, is_done
-from rayfed.folder.read import Run, read_run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
 from rayfed.papers.style import COLOURS, INK, METADATA, STYLE
 from rayfed.report.measured import personalised
+from rayfed.report.read import Run, read_run
 from rayfed.report.words import interval, spread, stat_text
-from rayfed.rounds.display import Display
 from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +167,7 @@ def play(cell: Cell, kept: Kept) -> Run:
     if run := ended(cell):
         return run
     with suppress(Diverged):
-        run_checked(cell.job(), Way(Display(), read=kept.load), resume=True)
+        experiment.run(cell.job(), [], RunOptions(read=kept.load), resume=True)
     return read_run(folder_of(cell.job()))
 
 

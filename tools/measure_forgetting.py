@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from pages import put
 
-from rayfed.folder.read import Run, find_runs, read_run
+from rayfed.folder.found import find_runs
 from rayfed.report.forms import LAST, NAMES
+from rayfed.report.read import Run, read_run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/forgetting.md"
 HEAD = ("definition", "lowest to highest (%)", "with the last accuracy", "from round to round")

@@ -24,9 +24,9 @@ from torch import nn
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.folder.keeper import Keeper
+from rayfed.folder.checkpoint import newest
 from rayfed.folder.places import checkpoints_of
-from rayfed.folder.saved import newest
+from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.losses.metrics import Evaluation
@@ -89,7 +89,7 @@ def timed(what: str) -> Iterator[None]:
 def measure_rounds(site: Site, rounds: int) -> None:
     with timed(f"keeping {rounds} rounds"), Keeper(site, ThisProcess(site)) as keeper:
         for number in range(rounds + 1):
-            keeper.keep(a_round(number, range(10) if number else range(0), {}))
+            keeper.round(a_round(number, range(10) if number else range(0), {}))
     for name in RESULTS:
         with timed(f"reading {name}"):
             read_table(keeper.path, name)
@@ -104,13 +104,13 @@ def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
     kept = {client: memory(client, 1, kilobytes) for client in range(clients)}
     with Keeper(site, ThisProcess(site)) as keeper:
         with timed(f"all {clients} memories"):
-            keeper.keep(a_round(1, range(clients), kept))
+            keeper.round(a_round(1, range(clients), kept))
         changed = range(0, clients, 10)
         kept |= {client: memory(client, 2, kilobytes) for client in changed}
         for number in range(2, 10):
-            keeper.keep(a_round(number, changed if number == 2 else range(0), kept))
+            keeper.round(a_round(number, changed if number == 2 else range(0), kept))
         with timed("a tenth of them"):
-            keeper.keep(a_round(10, range(0), kept))
+            keeper.round(a_round(10, range(0), kept))
     print(f"{'':32} {len(list((keeper.path / 'checkpoints').iterdir())):8} files")
     kept.clear()
     held = sum(file.stat().st_size for file in (keeper.path / "checkpoints").iterdir())

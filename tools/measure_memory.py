@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from pages import to_svg
 from ray._private.internal_api import memory_summary
 
-from rayfed import read_job
-from rayfed.experiment import Display, run
+from rayfed import Observer, read_job, run
 from rayfed.papers.style import STYLE
 from rayfed.rounds.round import Round
 
@@ -35,7 +34,7 @@ SETTINGS = {
 }
 
 
-class Watch(Display):
+class Watch(Observer):
     """Looks at the memory every 20 rounds, in MiB: driver, actors together, objects in the store."""
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ def measure(rounds: int) -> np.ndarray:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         settings = {**SETTINGS, "name": "memory", "train.num_rounds": rounds, "output.path": folder}
-        run(read_job(ROOT / "jobs/quickstart.toml", settings), display=watch)
+        run(read_job(ROOT / "jobs/quickstart.toml", settings), observers=[watch])
     return np.array(watch.rows)
 
 

@@ -20,7 +20,6 @@ import torch
 
 from rayfed.clients.settings import Training
 from rayfed.rounds.tasks import cut, grouped
-from rayfed.runtime.ray_workers import LARGE
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Scaled
 
@@ -52,19 +51,6 @@ class Outcome:
     waiting: float  # bytes of sums that are finished and not yet added, at most
 
 
-def transfers(nodes: int) -> int:
-    """How many transfers of the weights, one after the other, bring them to all nodes.
-
-    Two nodes per copy fetch it at once, each from one of the copies by chance.
-    """
-    copies, count, rng = 1, 0, np.random.default_rng(0)
-    while copies <= nodes:  # the driver's node has one too
-        fetching = min(2 * copies, nodes + 1 - copies)
-        count += int(np.bincount(rng.integers(0, copies, fetching)).max())
-        copies += fetching
-    return count
-
-
 def simulate(
     cohort: int,
     actors: int,
@@ -93,7 +79,8 @@ def simulate(
     direct = len(groups) == len(tasks)
 
     nodes = -(-actors // costs.per_node)
-    sent = transfers(nodes) * update / costs.link if update > LARGE else nodes * update / costs.link
+    # Each node fetches the weights from the driver's; Ray may take copies that other nodes have by then.
+    sent = nodes * update / costs.link
     evaluated = costs.evaluation / min(10, actors)  # by the first actors, before they train
     idle = [(sent + (evaluated if actor < 10 else 0.0), actor) for actor in range(actors)]
     heapq.heapify(idle)

@@ -46,7 +46,7 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
       rayfed clients runs/fedbabu --tune head --epochs 5
     """
     from rayfed import experiment
-    from rayfed.folder.read import find_runs
+    from rayfed.folder.found import find_runs
     from rayfed.folder.tables import read_table
     from rayfed.rounds.own import Tuning
 

@@ -73,12 +73,10 @@ def run(
 
         run_grid(cells, jobs, force, other_bits)
     else:
-        from rayfed import experiment
+        from rayfed import api
         from rayfed.screen.display import on_screen
 
-        on_screen(
-            partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits)
-        )
+        on_screen(partial(api.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
 
 
 @click.command()
@@ -100,10 +98,10 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
       rayfed resume runs/quickstart -s ray.mode=off
     """
     with busy(f"reading {run}"):
-        from rayfed import experiment
+        from rayfed import api
         from rayfed.screen.display import on_screen
 
-    on_screen(partial(experiment.resume, run, dict(overrides), other_bits=other_bits))
+    on_screen(partial(api.resume, run, dict(overrides), other_bits=other_bits))
 
 
 @click.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder, joined
-from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
+from rayfed.folder.lock import LOCK, OWNER, is_locked, locked
 from rayfed.folder.summary import early_end, read_summary
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, flat, other_lineage, read_job, read_toml
@@ -70,9 +70,9 @@ class Folders:
         _refuse_read_only("results", self.path)
         if local_checkpoints is not None:
             _refuse_read_only("checkpoints", local_checkpoints)
-        _wait_for_lock(self.path, LOCK)
+        _refuse_locked(self.path, LOCK)
         if local_checkpoints is not None:
-            _wait_for_lock(local_checkpoints, OWNER)
+            _refuse_locked(local_checkpoints, OWNER)
 
     def refuse_overwriting(self, force: bool, resume: str = "") -> None:
         """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's.
@@ -137,10 +137,11 @@ def _refuse_read_only(content: str, place: Path) -> None:
         )
 
 
-def _wait_for_lock(folder: Path, name: str) -> None:
-    """Wait for the lock of a machine that may be lost. Raises `Locked` where another process holds it."""
+def _refuse_locked(folder: Path, name: str) -> None:
+    """Raise `Locked` if another process holds the lock, before anything is read or started."""
     if is_locked(folder, name):
-        os.close(lock(folder, name))
+        with locked(folder, name):
+            pass
 
 
 def is_done(job: Job) -> bool:

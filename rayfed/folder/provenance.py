@@ -23,8 +23,8 @@ from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
 from rayfed.methods.registry import describe
+from rayfed.rounds.executor import Executor
 from rayfed.rounds.site import Site
-from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import bits, frozen
 
 COMMIT = "RAYFED_COMMIT"
@@ -33,7 +33,7 @@ COMPUTE = (*ALWAYS, "torchvision", "timm", "peft")
 PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow")
 
 
-def environment(site: Site, workers: Workers) -> dict[str, Any]:
+def environment(site: Site, executor: Executor) -> dict[str, Any]:
     """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job, data, model, ..."""
     return {
         "method": describe(site.job.method),
@@ -50,7 +50,7 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
             *site.federation.cells(), site.federation.num_clients, site.federation.num_classes
         ),
         "model": hash_of_model(site),
-        "hardware": list(workers.kinds()),
+        "hardware": list(executor.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.base.files import read_regular
 from rayfed.clients.settings import Training
-from rayfed.folder.owner import is_locked
+from rayfed.folder.lock import is_locked
 
 if TYPE_CHECKING:
     from rayfed.job import Job

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.rounds.round import Round
     from rayfed.rounds.site import Site
 
+Columns = dict[str, np.ndarray]
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibration_error")
 FIGURES = (*EVALUATED, "train_loss", "seconds")
@@ -238,6 +239,36 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
         else:
             return found.filter(pc.field("round") > after) if after >= 0 else found
     return schema.empty_table()
+
+
+def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
+    """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
+
+    Of the rounds after `after`. Classes are indices.
+    """
+    table = read_table(folder, "confusions", after)
+    client = pc.fill_null(table["client"], -1)
+    codes = {
+        name: pc.index_in(table[name], pa.array(classes, pa.string()))
+        for name in ("class", "predicted")
+    }
+    return columns_of(
+        pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]})
+    )
+
+
+def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
+    """The confusion matrices (C, C) of a round by client, as `confusions` has them, in that order."""
+    of_round = {name: column[cells["round"] == round] for name, column in cells.items()}
+    clients, first, index = np.unique(of_round["client"], return_index=True, return_inverse=True)
+    counts = np.zeros((len(clients), num_classes, num_classes), dtype=np.int64)
+    counts[index, of_round["class"], of_round["predicted"]] = of_round["count"]
+    return {int(clients[number]): counts[number] for number in np.argsort(first)}
+
+
+def columns_of(table: pa.Table) -> Columns:
+    """A table's columns but for its notes, which need more than an array."""
+    return {name: table[name].to_numpy() for name in table.column_names if name != "notes"}
 
 
 def to_parquet(table: pa.Table) -> bytes:

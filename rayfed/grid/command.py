@@ -13,9 +13,9 @@ from pathlib import Path
 from rayfed.base.errors import InputError, Resumable
 from rayfed.base.files import write_text
 from rayfed.experiment import RUNS_NAMED
+from rayfed.folder.found import write_order
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.provenance import changed_since
-from rayfed.folder.read import write_order
 from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
+from rayfed import experiment
 from rayfed.base.errors import explained
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import Kept
-from rayfed.experiment import Way, run_checked
-from rayfed.folder.checkpoint import start_over
+from rayfed.experiment import RunOptions
+from rayfed.folder.recorder import start_over
 from rayfed.folder.summary import Ended
 from rayfed.job import Job
-from rayfed.rounds.display import Display
+from rayfed.observers.usual import usual_observers
+from rayfed.rounds.observer import Observer
 from rayfed.runtime.signals import stopping
 
 STOPPING = "stopping the runs, each with a checkpoint of its last round; Ctrl-C again ends at once, without them"
@@ -22,7 +24,7 @@ def run_many(
     *,
     force: bool = False,
     other_bits: bool = False,
-    display: Callable[[], Display] = Display,
+    display: Callable[[], Observer] = Observer,
 ) -> Generator[Ended]:
     """Run jobs, and give each as it ends.
 
@@ -53,7 +55,8 @@ def run_many(
     for job in jobs:
         watch([job])
         try:
-            run_checked(job, Way(display(), force, other_bits, read=kept.load), resume=not force)
+            options = RunOptions(force=force, other_bits=other_bits, read=kept.load)
+            experiment.run(job, [display(), *usual_observers(job)], options, resume=not force)
         except Exception as error:
             ended = Ended(job, getattr(error, "exit_code", 1), explained(error))
         else:
@@ -62,8 +65,7 @@ def run_many(
 
 
 def _play_here(
-    job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]
+    job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Observer]
 ) -> None:
-    run_checked(
-        job, Way(display(), False, other_bits, on_ray=False, read=lambda data: dataset), resume=True
-    )
+    options = RunOptions(other_bits=other_bits, on_ray=False, read=lambda data: dataset)
+    experiment.run(job, [display(), *usual_observers(job)], options, resume=True)

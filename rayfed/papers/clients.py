@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Columns, Group, Run
+from rayfed.folder.tables import Columns
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
 from rayfed.report.charts import thinned
@@ -24,6 +24,7 @@ from rayfed.report.measured import (
     notes_of,
     over_clients,
 )
+from rayfed.report.read import Group, Run
 from rayfed.report.words import listed
 
 BARS = 5  # rounds, from the first to the last that was measured

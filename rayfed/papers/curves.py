@@ -6,12 +6,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError, did_you_mean
-from rayfed.folder.forgetting import Series
-from rayfed.folder.read import Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span
 from rayfed.papers.style import COLOURS
+from rayfed.report.forgetting import Series
 from rayfed.report.forms import DOMAIN, NAMES, in_words
 from rayfed.report.plots import over_runs
+from rayfed.report.read import Run
 from rayfed.report.table import lacking
 
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")  # in percent

@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
-from rayfed.folder.forgetting import peaks
-from rayfed.folder.read import Run, confusions, matrices
+from rayfed.folder.tables import confusions, matrices
 from rayfed.losses import metrics
 from rayfed.papers.panels import (
     GLYPH,
@@ -28,7 +27,9 @@ from rayfed.papers.panels import (
     wide,
 )
 from rayfed.papers.style import NAMED
+from rayfed.report.forgetting import peaks
 from rayfed.report.measured import unmeasured
+from rayfed.report.read import Run
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayfed.folder.read import Run, of_clients
 from rayfed.losses import metrics
 from rayfed.report.forms import DOMAIN
 from rayfed.report.measured import over_clients
+from rayfed.report.read import Run, of_clients
 from rayfed.report.table import accuracies, figures
 
 NOWHERE = {

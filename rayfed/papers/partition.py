@@ -6,8 +6,9 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from rayfed.folder.read import Columns, dealt
+from rayfed.folder.tables import Columns
 from rayfed.papers.panels import bar_of, cells, high, panels
+from rayfed.report.read import dealt
 
 COUNTS = LinearSegmentedColormap.from_list(
     "counts", ["#cfe3f6", "#2b8cd6"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.base.errors import InputError, did_you_mean
-from rayfed.folder.read import SEED, Run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import EXAMPLES, differences, read_toml
 from rayfed.papers.ours import Theirs, ours
 from rayfed.report.forms import Sheet
+from rayfed.report.read import SEED, Run
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
 from rayfed.report.words import Stat, spread, stat_text
 

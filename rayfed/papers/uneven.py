@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Run
 from rayfed.papers.panels import legend, looks, panels, shortened, span, wide
+from rayfed.report.read import Run
 from rayfed.report.table import Row, rows
 from rayfed.report.words import listed
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from rich.filesize import decimal as size
 
-from rayfed.folder.read import ClassLoss, Group, Run
 from rayfed.report.forms import HEADLINES, in_words, mean_of
 from rayfed.report.measured import forgetting_of, rounds_of_means
+from rayfed.report.read import ClassLoss, Group, Run
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread
 

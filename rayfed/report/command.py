@@ -36,7 +36,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
       rayfed report runs/fedavg runs/fedntd -o compare.html
       rayfed report runs/fedntd-table1                     all runs of a grid
     """
-    from rayfed.folder.read import find_runs
+    from rayfed.folder.found import find_runs
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
     # This imports torch, which takes seconds. A wrong folder is told before.

@@ -9,11 +9,11 @@ import numpy as np
 from rich.filesize import decimal as size
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Group, Run, forgotten, shorten
 from rayfed.job import MEASURE, flat
 from rayfed.losses.metrics import rounds_to_target
 from rayfed.report.answers import COSTS, headline, headlines
 from rayfed.report.charts import MOST_ROWS
+from rayfed.report.read import Group, Run, forgotten, shorten
 from rayfed.report.table import Row, rows
 from rayfed.report.words import html_bar, listed, mean_percent
 

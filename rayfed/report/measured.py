@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Columns, Group, Run, of_clients
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import Columns, read_table
 from rayfed.report.forms import LAST
+from rayfed.report.read import Group, Run, of_clients
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}

@@ -22,10 +22,10 @@ from rayfed.base.files import write_text
 from rayfed.base.values import keys, table
 from rayfed.data.partition import ALWAYS_SHOWN, PARTITIONS
 from rayfed.data.unevenness import in_words
-from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
+from rayfed.report.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.report.runs import legible, read_runs
 from rayfed.report.words import html_bar, listed, percent
 

@@ -7,11 +7,11 @@ from contextlib import suppress
 import numpy as np
 
 from rayfed.base.errors import InputError
-from rayfed.folder.forgetting import Series
-from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
+from rayfed.report.forgetting import Series
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, notes_of, over_clients
+from rayfed.report.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 
 DRIFT = (
     "Each point is a client in a round, the paler the earlier. Weight divergence: how far its training moved the "

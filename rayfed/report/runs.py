@@ -10,7 +10,8 @@ import pyarrow as pa
 from jinja2 import TemplateError
 
 from rayfed.base.errors import InputError, did_you_mean, harmless, told
-from rayfed.folder.read import Run, find_runs, grouped, read_run, shorten
+from rayfed.folder.found import find_runs
+from rayfed.report.read import Run, grouped, read_run, shorten
 from rayfed.report.words import listed
 
 

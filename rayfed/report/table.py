@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rayfed.base.errors import InputError, did_you_mean
-from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
 from rayfed.report.forms import (
@@ -34,6 +33,7 @@ from rayfed.report.measured import (
     rounds_of_means,
     unmeasured,
 )
+from rayfed.report.read import Group, Run, grouped, shorten
 from rayfed.report.words import Stat, interval, spread, stat_text
 
 PAIR = (

@@ -1,25 +1,21 @@
-"""The round engine: a generator that yields each round when it is finished. Its callers log, keep and stop.
+"""The rounds of a run, from top to bottom.
 
-A round in the order of its steps, and the functions below that do them:
+    rounds       the loop: evaluate round n while round n + 1 trains
+    NextRound    the round that is in flight meanwhile
+    open_round   draw a cohort, survey it, let the parts tell what they send
+    begin        open the round and hand out its training
+    finish       add up what clients sent, and let the parts update the model
 
-    open_round          draw a cohort, cut it into tasks, survey it, let the parts tell what they send
-    _begin_training     hand out the training; what it returns waits for the replies
-    _train              add up the replies' summands
-    _updated            the parts' updates make the next weights
-    _begin_evaluation   hand out the evaluation; what it returns waits for the result
-
-Nothing in training depends on an evaluation. So the next round's training is handed out before a round is evaluated,
-and actors that have nothing left to evaluate begin it at once.
-
-The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
-cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
+The executor knows where work is done; this file does not. Which client was ready first changes
+nothing: the cohort and its tasks are a function of the job, and sums are added in that order.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,17 +27,25 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.losses import forgetting, metrics
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
-from rayfed.methods.part import Held, Parts, defines, parts_at, trains
+from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.methods.watch import call
 from rayfed.rounds import measures
-from rayfed.rounds.client_work import Broadcast
+from rayfed.rounds.client_work import Broadcast, sample
+from rayfed.rounds.executor import (
+    Activations,
+    Evaluate,
+    Executor,
+    Results,
+    Survey,
+    Train,
+    pieces_of,
+)
 from rayfed.rounds.measures import UPDATES
-from rayfed.rounds.round import Round
+from rayfed.rounds.round import Memory, Round
 from rayfed.rounds.site import Site, server_view
-from rayfed.rounds.tasks import Task, TaskReply, add_up, cut
-from rayfed.rounds.workers import Workers
+from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, cut, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
 from rayfed.tensors.wire import unpack
@@ -49,67 +53,114 @@ from rayfed.tensors.wire import unpack
 log = logging.getLogger(__name__)
 
 
-def start(site: Site, workers: Workers) -> Round:
-    """Round 0: the initial model, evaluated."""
-    return _begin_evaluation(site, _initial(site), workers)()
+def never() -> bool:
+    """Return False."""
+    return False
 
 
 def rounds(
     site: Site,
-    workers: Workers,
-    last: Round | None = None,
-    is_over: Callable[[], object] = lambda: False,
+    executor: Executor,
+    current: Round | None = None,
+    is_over: Callable[[], object] = never,
 ) -> Iterator[Round]:
-    """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
+    """Yield the rounds after `current` up to `train.num_rounds`; without it, all from 0 on.
 
-    `last` is yielded once more, evaluated, if it is the final round now and was not when it was played. `is_over` says
-    after each round whether the run ends with it.
+    If the run was shortened so that `current` is now its final round, that is evaluated and yielded
+    again. `is_over` says after each round whether the run ends with it.
 
-    When a round is yielded, actors may be at work on the next one. What fails in the next round is raised only when
-    that is asked for.
+    Workers may already train the next round when a round is yielded. Errors of that round are
+    raised when it is asked for.
     """
     num_rounds = site.job.train.num_rounds
-    began: float | None = None  # when the work on `last` began; None if it was not played here
-    if last is None:
-        last = _initial(site)
-    elif last.evaluation is not None or not site.job.train.evaluates(
-        last.round
-    ):  # it was yielded before
-        if last.round >= num_rounds or is_over():
+    # When the work on the current round began; None if that was not here.
+    began: float | None = None
+    if current is None:
+        current = initial(site)
+    elif current.evaluation is not None or not site.job.train.evaluates(current.round):
+        # It was yielded before.
+        if current.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
-        last = _begin_training(site, last, workers)(last)  # the numbers of `last` are known
+        current = NextRound(site, executor, current).finish(current)
+
     while True:
-        evaluated = _begin_evaluation(site, last, workers)
-        trained = _begin_training(site, last, workers) if last.round < num_rounds else None
-        last = evaluated()
-        ended = time.perf_counter()
-        if began is not None:
-            last = replace(last, seconds=ended - began)
-        yield last
-        if trained is None or is_over():
-            return
-        began = ended
-        last = trained(last)
+        # Nothing in training depends on an evaluation. So the next round begins before this one is
+        # measured, and workers that have no test images left go on with clients.
+        results = begin_evaluation(site, executor, current)
+        with closing(NextRound(site, executor, current)) as following:
+            current = evaluated(site, current, results)
+            ended = time.perf_counter()
+            if began is not None:
+                current = replace(current, seconds=ended - began)
+            yield current
+
+            if current.round >= num_rounds or is_over():
+                return
+            began = ended
+            current = following.finish(current)
 
 
-def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
-    """The round after `last`, with its cohort or with the given clients, which all train; evaluated if that is due.
+def start(site: Site, executor: Executor) -> Round:
+    """Return round 0: the initial model, evaluated."""
+    first = initial(site)
+    return evaluated(site, first, begin_evaluation(site, executor, first))
 
-    Raises `RunFailed`, naming client and place, where an update cannot be averaged.
+
+def play(
+    site: Site, last: Round, executor: Executor, clients: Sequence[int] | None = None
+) -> Round:
+    """Return the round after `last`, evaluated if that is due.
+
+    With `clients`, these train in place of the cohort. Raises `RunFailed`, naming client and place,
+    where an update cannot be averaged.
     """
     began = time.perf_counter()
-    round = _begin_training(site, last, workers, clients)(last)
-    round = _begin_evaluation(site, round, workers)()
+    opening, replies = begin(site, executor, last, clients)
+    round = finish(site, executor, last, opening, replies)
+    round = evaluated(site, round, begin_evaluation(site, executor, round))
     return replace(round, seconds=time.perf_counter() - began)
 
 
-def _initial(site: Site) -> Round:
-    """Round 0, not evaluated."""
-    peak = np.full(site.federation.num_classes, np.nan)
-    return Round(
-        0, state_of(site.model), held={}, memories={}, evaluation=None, peak=peak, forgetting=None
-    )
+class NextRound:
+    """The round after one that is still to be evaluated and recorded.
+
+    It is in one of three states: its clients train (`_begun`); it could not begin (`_error`); or it
+    has not begun, because it surveys its clients, or because the run ends before it. `finish` waits
+    for it in each of them; `close` drops it.
+    """
+
+    def __init__(self, site: Site, executor: Executor, last: Round) -> None:
+        self._site, self._executor = site, executor
+        self._begun: tuple[Opening, Results] | None = None
+        self._error: Exception | None = None
+
+        if last.round >= site.job.train.num_rounds:
+            return
+        # To wait for a survey here would hold up the evaluation of `last`.
+        if surveys(parts_at(site.job.method, last.round + 1)):
+            return
+        try:
+            self._begun = begin(site, executor, last)
+        except Exception as error:
+            # `last` must be recorded first, and a run that ends with `last` never needs this round.
+            self._error = error
+
+    def finish(self, last: Round) -> Round:
+        """Wait for the round and return it, not evaluated; `last` is recorded by now."""
+        if self._error is not None:
+            raise self._error
+        begun = self._begun or begin(self._site, self._executor, last)
+        # It holds all that was sent, which would stay in memory as long as this object.
+        self._begun = None
+        return finish(self._site, self._executor, last, *begun)
+
+    def close(self) -> None:
+        """Drop the round: the run ends before it."""
+        if self._begun is not None:
+            _, replies = self._begun
+            replies.close()
+            self._begun = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,69 +169,61 @@ class Opening:
 
     cohort: Cohort
     tasks: Sequence[Task]
+    # The parts whose hooks are called: none in an empty round.
     parts: Parts
-    held: dict[str, Held]  # as the last round left them
-    states: dict[str, Tree]  # slot -> state, once the parts have told
+    # Each part with its state as the last round left it, by slot.
+    held: dict[str, Held]
+    # Each part's state once it has told, by slot.
+    states: dict[str, Tree]
     broadcast: Broadcast
-    stay: Local  # the entries of the model that stay at each client, and so are not sent
+    # The entries of the model that stay at each client, and so are not sent.
+    stay: Local
     bytes_surveyed: int
 
     @property
     def bytes_down(self) -> int:
-        """What the server sends: the same message to each client that was chosen."""
-        message = [
-            shared(self.stay, self.broadcast.weights),
-            self.broadcast.states,
-            self.broadcast.payloads,
-        ]
+        """Return what the server sends: the same message to each client that was chosen."""
+        broadcast = self.broadcast
+        message = [shared(self.stay, broadcast.weights), broadcast.states, broadcast.payloads]
         return num_bytes(message) * len(self.cohort.chosen)
 
     @property
     def to_train(self) -> Sequence[Task]:
-        """The tasks of training: none in CCVR's round, which needs the survey alone."""
+        """Return the tasks of training: none in CCVR's round, which needs the survey alone."""
         return self.tasks if trains(self.parts) else ()
 
 
 def open_round(
-    site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None
+    site: Site, last: Round, executor: Executor, clients: Sequence[int] | None = None
 ) -> Opening:
-    """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
+    """Draw the cohort of the round after `last`, survey it, and let each part tell what it sends.
 
     Where no client of the cohort answers, no hook is called but `init`.
     """
-    number, job = last.round + 1, site.job
-    parts = parts_at(job.method, number)
-    view = server_view(site, number, copied(last.weights))
+    number = last.round + 1
+    parts = parts_at(site.job.method, number)
     cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
-    tasks = cut(
-        {client: site.federation.num_examples(client) for client in cohort.answered}, job.train
-    )
-    with (
-        at(f"init, round {number}"),
-        isolated(seed_of(job.seed, Purpose.INIT, number), site.device),
-    ):
-        held = {
-            part.slot: in_force(part, last.held.get(part.slot), number, last.weights)
-            for part in parts
-        }
-    # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
-    states = {slot: copied(hold.state) for slot, hold in held.items()}
+    sizes = {client: site.federation.num_examples(client) for client in cohort.answered}
+    tasks = cut(sizes, site.job.train)
 
-    parts = parts if tasks else ()
-    surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
-    broadcast = Broadcast(
-        number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()}
-    )
-    survey = add_up(
-        f"round {number} (survey)", workers.survey(broadcast, tasks) if surveyors else ()
-    )
+    held: dict[str, Held] = {}
+    with server_hooks(site, "init", number):
+        for part in parts:
+            held[part.slot] = in_force(part, last.held.get(part.slot), number, last.weights)
+    # Hooks may write to a state. The last round must stay as it was, to be kept if this one fails.
+    states = {slot: copied(hold.state) for slot, hold in held.items()}
+    since = {slot: hold.since for slot, hold in held.items()}
+    if not tasks:
+        parts = ()
+
+    surveying = {part.slot: states[part.slot] for part in surveys(parts)}
+    broadcast = Broadcast(number, last.weights, surveying, {}, since)
+    survey = add_up(f"round {number} (survey)", ask(executor, broadcast, tasks))
     surveyed = unpack(survey.summands, copy=False)
 
     payloads: dict[str, Tree] = {}
-    with (
-        at(f"tell, round {number}"),
-        isolated(seed_of(job.seed, Purpose.TELL, number), site.device),
-    ):
+    view = server_view(site, number, copied(last.weights))
+    with server_hooks(site, "tell", number):
         for part in parts:
             first = held[part.slot].since == number
             arguments = (states[part.slot], view, surveyed.get(part.slot))
@@ -188,67 +231,31 @@ def open_round(
             states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
-    stay = local_names(parts, site.model)
     return Opening(
-        cohort,
-        tasks,
-        parts,
-        held,
-        states,
-        replace(broadcast, payloads=payloads),
-        stay,
-        survey.bytes_up,
+        cohort=cohort,
+        tasks=tasks,
+        parts=parts,
+        held=held,
+        states=states,
+        broadcast=replace(broadcast, payloads=payloads),
+        stay=local_names(parts, site.model),
+        bytes_surveyed=survey.bytes_up,
     )
 
 
-def cohort_of(site: Site, round: int) -> Cohort:
-    """The clients of a round, as the seed and the settings have it."""
-    job, data = site.job, site.federation
-    model = num_bytes(state(site.model))
-    return cohort_at(
-        round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model
-    )
+def begin(
+    site: Site, executor: Executor, last: Round, clients: Sequence[int] | None = None
+) -> tuple[Opening, Results]:
+    """Open the round after `last` and hand out its training."""
+    opening = open_round(site, last, executor, clients)
+    replies = train(site, executor, opening.broadcast, opening.to_train, last.memories)
+    return opening, replies
 
 
-def _begin_training(
-    site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None
-) -> Callable[[Round], Round]:
-    """Hand out the training of the round after `last`. The function that is returned waits for it, and gives the round.
-
-    That function is called with `last` once it is evaluated and recorded. So that it is recorded whatever happens next,
-    errors are raised only then, and a round with a survey, which takes its time, begins only then.
-    """
-
-    def hand_out(last: Round) -> tuple[Opening, Iterator[TaskReply]]:
-        opening = open_round(site, last, workers, clients)
-        tasks = opening.to_train
-        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(
-            ()
-        )
-
-    begun: tuple[Opening, Iterator[TaskReply]] | None = None
-    failed: Exception | None = None
-    if not any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
-        try:
-            begun = hand_out(last)
-        except Exception as error:
-            failed = error
-
-    def trained(last: Round) -> Round:
-        nonlocal begun
-        if failed is not None:
-            raise failed
-        opening, replies = begun or hand_out(last)
-        begun = None  # it holds all that was sent
-        return _train(site, last, workers, opening, replies)
-
-    return trained
-
-
-def _train(
-    site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[TaskReply]
+def finish(
+    site: Site, executor: Executor, last: Round, opening: Opening, replies: Results
 ) -> Round:
-    """The round after `last`, not evaluated: its clients' summands are added, and make the update."""
+    """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
     unchanged = replace(
         last,
@@ -264,113 +271,197 @@ def _train(
         confusions={},
     )
     if not cohort.answered:
+        replies.close()
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
         return unchanged
+
+    # In the order of the tasks, whichever arrives first: so the sum has the same bits every time.
     reply = add_up(f"round {number}", replies)
-    total, clients = unpack(reply.summands, copy=False), reply.clients
+    total = unpack(reply.summands, copy=False)
+    # The summand of a measure belongs to no part.
     updates = total.pop(UPDATES, None)
-    weights, states, shown = _updated(site, last.weights, opening, total)
-    measured = measures.of_round(updates, len(clients))
-    measured |= _drift(site, number, workers, last.weights, weights)
-    replied = {client.row.client: client for client in clients}
-    in_order = [replied[client] for client in cohort.answered if client in replied]
-    absent = {client: memory for client, memory in last.memories.items() if client not in replied}
+
+    # The average is the first part's update; later parts may change what it proposes.
+    step, states = update(site, opening, total, last.weights)
+    weights = in_models_order("average", step.averaged, last.weights, number)
+    shown = step.shown
+    if shown is not None:
+        shown = in_models_order("evaluated average", shown, last.weights, number)
+
+    measured = measures.of_round(updates, len(reply.clients))
+    if "drift" in site.job.measures(number):
+        measured |= drift(site, executor, last.weights, weights)
+
+    by_client = {client.row.client: client for client in reply.clients}
+    # Tasks have the largest clients first; results name them in the order of the cohort.
+    in_order = [by_client[client] for client in cohort.answered if client in by_client]
+    # A client that trained and gave no memory has none any more.
+    memories = {c: memory for c, memory in last.memories.items() if c not in by_client}
+    for client in reply.clients:
+        if client.memory is not None:
+            memories[client.row.client] = client.memory
+    confusions = {one.row.client: one.confusion for one in in_order if one.confusion is not None}
     return replace(
         unchanged,
         weights=weights,
         shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=absent
-        | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
-        clients=tuple(reply.row for reply in in_order),
+        memories=memories,
+        clients=tuple(client.row for client in in_order),
         bytes_up=opening.bytes_surveyed + reply.bytes_up,
         notes={**cohort.notes, **measured},
-        confusions={
-            reply.row.client: reply.confusion for reply in in_order if reply.confusion is not None
-        },
+        confusions=confusions,
     )
 
 
-def _updated(
-    site: Site, before: Weights, opening: Opening, total: dict[str, Tree]
-) -> tuple[Weights, dict[str, Tree], Weights | None]:
-    """The new global model, the parts' new states, and the weights to evaluate where they are others.
-
-    Each part's `update` gets the total of its summands, in turn.
-    """
-    number, states = opening.broadcast.round, dict(opening.states)
-    stay = opening.stay
+def update(
+    site: Site, opening: Opening, total: dict[str, Tree], before: Weights
+) -> tuple[Step, dict[str, Tree]]:
+    """Give each part its total, in turn; return the last step and the parts' new states."""
+    number, stay = opening.broadcast.round, opening.stay
+    states = dict(opening.states)
     trainable = frozenset(shared(stay, parameters_of(site.model)))
+    # A copy, as in `open_round`: a hook may write to the weights.
     step = Step(server_view(site, number, copied(before)), None, trainable)
-    with (
-        at(f"update, round {number}"),
-        isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device),
-    ):
+    with server_hooks(site, "update", number):
         for part in opening.parts:
             first = opening.held[part.slot].since == number
             arguments = (states[part.slot], total.get(part.slot), step)
             values = call(part, "update", *arguments, watch=first)
             states[part.slot], step = two_values(part, "update", values, "state", "step")
             refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
+            # No part may change what stays at the clients.
             if stay and step.proposed is not None:
                 step = step.towards(put_back(stay, step.proposed, step.weights))
+    return step, states
 
-    def in_order(what: str, weights: Weights) -> Weights:
-        unlike = first_difference(weights, before)
-        if unlike is not None:
-            raise BrokenContract(f"round {number}: the {what} does not fit the model: {unlike}")
-        return {name: weights[name] for name in before}
 
-    weights = in_order("average", step.averaged)
-    return (
-        weights,
-        states,
-        None if step.shown is None else in_order("evaluated average", step.shown),
+def in_models_order(what: str, weights: Weights, before: Weights, number: int) -> Weights:
+    """Return the weights in the model's order. Raises `BrokenContract` if they do not fit."""
+    unlike = first_difference(weights, before)
+    if unlike is not None:
+        raise BrokenContract(f"round {number}: the {what} does not fit the model: {unlike}")
+    return {name: weights[name] for name in before}
+
+
+def begin_evaluation(site: Site, executor: Executor, round: Round) -> Results | None:
+    """Hand out the evaluation of a round; None if it is not due."""
+    if not site.job.train.evaluates(round.round):
+        return None
+    pieces = pieces_of(len(site.federation.test))
+    return executor.map(Evaluate(), pieces, {"weights": round.evaluated})
+
+
+def evaluated(site: Site, round: Round, results: Results | None) -> Round:
+    """Wait for the evaluation of a round, and return the round with it.
+
+    The class accuracies count as a peak only where `train.eval_every` asks for them. The extra
+    evaluation after the last round does not count: so a run that is extended has the forgetting of
+    one that never stopped. Nor does round 0: an untrained model may know a class by chance.
+    """
+    if results is None:
+        return round
+    evaluation = next(results)
+    for piece in results:
+        evaluation = evaluation + piece
+    class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    peak = round.peak
+    if site.job.train.counts(round.round):
+        peak = np.fmax(peak, class_accuracy)
+    lost = None
+    if site.job.train.can_forget(round.round):
+        # Against the peak before this evaluation.
+        lost = forgetting.peak(round.peak, class_accuracy)
+    notes = dict(round.notes)
+    names = site.federation.test.domain_names
+    for name, right, images in zip(names, *evaluation.domains.tolist(), strict=True):
+        if images:
+            notes[f"domain.{name}"] = right / images
+    return replace(
+        round,
+        evaluation=evaluation,
+        peak=peak,
+        forgetting=lost,
+        notes=notes,
     )
 
 
-def _drift(
-    site: Site, number: int, workers: Workers, before: Weights, after: Weights
-) -> dict[str, float]:
-    """How much the global model's neurons have changed in a round, if the job measures that."""
-    if "drift" not in site.job.measures(number):
-        return {}
-    of_before, of_after = workers.activations(before), workers.activations(after)
-    if of_before is None or of_after is None:
-        return {}
-    return {f"drift.{key}": value for key, value in measures.aligned(of_before, of_after)}
+def drift(site: Site, executor: Executor, before: Weights, after: Weights) -> dict[str, float]:
+    """Measure how much the model's neurons have changed in a round; empty where that fails."""
+    pieces = pieces_of(len(sample(site)))
+    seen = []
+    for weights in (before, after):
+        results = list(executor.map(Activations(), pieces, {"weights": weights}))
+        if None in results:
+            return {}
+        total = results[0]
+        for piece in results[1:]:
+            total = total + piece
+        seen.append(total)
+    return {f"drift.{key}": value for key, value in measures.aligned(*seen)}
 
 
-def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Round]:
-    """Hand out the evaluation of a round, if that is due. The function that is returned gives the round with it.
+def ask(executor: Executor, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterable[TaskReply]:
+    """Survey the clients; nobody is asked if no part surveys."""
+    if not broadcast.states:
+        return ()
+    return executor.map(Survey(broadcast.round, broadcast.since), tasks, trees_of(broadcast))
 
-    The class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
-    last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
-    round 0: an untrained model may know a class by chance, which no training has forgotten.
-    """
-    if not site.job.train.evaluates(round.round):
-        return lambda: round
-    wait = workers.evaluate(round.evaluated)
 
-    def evaluated() -> Round:
-        evaluation = wait()
-        class_accuracy = metrics.class_accuracy(evaluation.confusion)
-        by_domain = zip(
-            site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True
-        )
-        counts = site.job.train.counts(round.round)
-        lost = None
-        if site.job.train.can_forget(round.round):
-            lost = forgetting.peak(round.peak, class_accuracy)
-        return replace(
-            round,
-            evaluation=evaluation,
-            peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
-            forgetting=lost,
-            notes={
-                **round.notes,
-                **{f"domain.{name}": right / images for name, right, images in by_domain if images},
-            },
-        )
+def train(
+    site: Site,
+    executor: Executor,
+    broadcast: Broadcast,
+    tasks: Sequence[Task],
+    memories: Mapping[int, Memory],
+) -> Results:
+    """Hand out the training of tasks, in groups where their sums are large."""
+    groups = []
+    for group in grouped(tasks, num_bytes(broadcast.weights)):
+        groups.append([Assignment.of(task, memories) for task in group])
+    remembering = remembers(parts_at(site.job.method, broadcast.round))
+    work = Train(broadcast.round, broadcast.since, remembering)
+    return executor.map(work, groups, trees_of(broadcast))
 
-    return evaluated
+
+def trees_of(broadcast: Broadcast) -> dict[str, Tree]:
+    """Return the trees of a message by name. They change at different times."""
+    return {
+        "weights": broadcast.weights,
+        "states": broadcast.states,
+        "payloads": broadcast.payloads,
+    }
+
+
+def surveys(parts: Parts) -> Parts:
+    """Return the parts that survey."""
+    return tuple(part for part in parts if defines(part, "survey"))
+
+
+@contextmanager
+def server_hooks(site: Site, hook: str, number: int) -> Iterator[None]:
+    """Run hooks of the server: an error names the hook, and draws depend on the place alone."""
+    seed = seed_of(site.job.seed, Purpose[hook.upper()], number)
+    with at(f"{hook}, round {number}"), isolated(seed, site.device):
+        yield
+
+
+def cohort_of(site: Site, round: int) -> Cohort:
+    """Draw the clients of a round, as the seed and the settings have it."""
+    job = site.job
+    sizes = site.federation.partition.sizes
+    model = num_bytes(state(site.model))
+    return cohort_at(round, job.seed, job.clients, job.train, site.trace, sizes, model)
+
+
+def initial(site: Site) -> Round:
+    """Return round 0, not evaluated."""
+    return Round(
+        round=0,
+        weights=state_of(site.model),
+        held={},
+        memories={},
+        evaluation=None,
+        peak=np.full(site.federation.num_classes, np.nan),
+        forgetting=None,
+    )

@@ -23,9 +23,9 @@ from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
 from rayfed.rounds.client_work import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, in_evaluation, parameters_of, with_weights
 
@@ -54,7 +54,7 @@ class OwnRow:
     tuned_in_local: float | None = None
 
 
-def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -> Iterator[OwnRow]:
+def own_rows(site: Site, last: Round, workers: Executor, tuning: Tuning | None) -> Iterator[OwnRow]:
     """The own models of all clients after a round, in this process; `workers` hold the clients' memories.
 
     Raises `InputError` where the head is to be tuned and the model has none, and `Diverged` where tuning diverges.

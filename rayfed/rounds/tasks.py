@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from rayfed.base.errors import BrokenContract, NotSummable, RunFailed, Unlike
 from rayfed.clients.settings import Training
 from rayfed.rounds.client_work import Reply
+from rayfed.rounds.round import Memory
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout
 from rayfed.tensors.wire import Packed, pack, unpack
@@ -30,6 +31,20 @@ MOST_BYTES = (
     2**32
 )  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
 GROUP = 16  # tasks, at most, in a group
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """A task to train: its clients, and a handle to the memory of each client that has one."""
+
+    clients: Task
+    memories: Mapping[int, Memory]
+
+    @classmethod
+    def of(cls, task: Task, memories: Mapping[int, Memory]) -> Assignment:
+        """Return the task with the memories of its clients out of all memories."""
+        own = {client: memories[client] for client in task if client in memories}
+        return cls(task, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,3 +147,15 @@ def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None
         # A value of a wrong kind is a mistake in the code; a NaN may come from the learning rate.
         kind = BrokenContract if isinstance(error, NotSummable) else RunFailed
         raise kind(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
+
+
+def name_client(error: Exception, client: int) -> Exception:
+    """Return the error, which says from now on at which client it was raised."""
+    with suppress(AttributeError):
+        error.at_client = client  # type: ignore[attr-defined]
+    return error
+
+
+def at_client(error: BaseException | None, task: Sequence[int]) -> int | None:
+    """Return the client of a task at which an exception was raised; None where nobody knows."""
+    return getattr(error, "at_client", task[0] if len(task) == 1 else None)

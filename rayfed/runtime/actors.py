@@ -1,27 +1,22 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import ray
 import torch
 from ray import ObjectRef, cloudpickle
-from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from rayfed.base.code import Source, import_from
 from rayfed.base.errors import Restarted
-from rayfed.rounds.client_work import Broadcast
+from rayfed.rounds.executor import Work
 from rayfed.rounds.round import Kind
-from rayfed.rounds.tasks import Task, TaskReply, add_up
-from rayfed.rounds.workers import Look, Piece
+from rayfed.rounds.tasks import at_client, name_client
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
-from rayfed.runtime.worker import Worker, at_client, name_client
-from rayfed.tensors.wire import Packed
-
-NOTHING = Packed([], {})  # in place of a task's summands
+from rayfed.runtime.remote import apart, received
+from rayfed.runtime.worker import Bench
 
 
 @ray.remote
@@ -37,7 +32,7 @@ class ClientActor:
         )  # Ray sets fewer; the number of threads can change the last bits
         self._name = name
         self._gpu_share = gpu_share
-        self._opened: Worker | None = None
+        self._opened: Bench | None = None
 
     def __repr__(self) -> str:
         return self._name
@@ -62,64 +57,19 @@ class ClientActor:
         device = device_given()
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        self._opened = Worker(ray.get(site[0]), device, ray.util.get_node_ip_address())
+        self._opened = Bench(ray.get(site[0]), device, ray.util.get_node_ip_address())
         return self.where(), str(device), self._opened.kind
 
-    # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
+    def do(self, work: Work, values: Sequence[Any], names: Sequence[str], *objects: Any) -> Any:
+        """Do some items of one kind of work; returns a list of small results, and then all large ones.
 
-    def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
-        with sendable():
-            return _apart(self._worker.survey(Broadcast(*broadcast), tasks), memories=False)
-
-    def fit(
-        self,
-        tasks: Sequence[Task],
-        remembers: bool,
-        remembered: Sequence[int],
-        *broadcast_and_memories: Any,
-    ) -> tuple[Any, ...]:
-        """With new memories if the method `remembers`: each is an object of its own, so that it moves by reference.
-
-        So are those of the clients that are `remembered`, the last arguments.
+        The shared trees are the first objects, each by itself, so that Ray fetches each once per
+        node. The others belong to the items.
         """
-        end = len(broadcast_and_memories) - len(remembered)
-        broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
-        by_client = dict(zip(remembered, memories, strict=True))
+        shared = dict(zip(names, objects[: len(names)], strict=True))
+        items = received(work, values, objects[len(names) :])
         with sendable():
-            return _apart(
-                self._worker.train(Broadcast(*broadcast), tasks, by_client), memories=remembers
-            )
-
-    def add(
-        self,
-        stage: str,
-        replies: Sequence[TaskReply],
-        summands: Sequence[ObjectRef],
-        memories: Sequence[ObjectRef],
-        limit: float,
-    ) -> tuple[Any, ...]:
-        """The sum of tasks' sums, on its way to the driver, out of their replies.
-
-        The references come in lists: so the sums are fetched one by one, each while the one before it is added, and
-        each in at most `limit` seconds. The memories get a copy on this node.
-        """
-        bring(memories)
-
-        def fetched() -> Iterator[TaskReply]:
-            for number, reply in enumerate(replies):
-                bring(summands[number : number + 2])
-                try:
-                    yield replace(reply, summands=ray.get(summands[number], timeout=limit))
-                except (
-                    GetTimeoutError
-                ):  # a silent node is as bad as a lost one, and Ray itself waits ten minutes
-                    raise ObjectFetchTimedOutError(summands[number].hex(), None, "") from None
-
-        with sendable():
-            return [None], add_up(stage, fetched()).summands
-
-    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
-        return [self._worker.evaluate(weights, pieces, look)]
+            return apart(work, work.run(self._worker, shared, items))
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
@@ -127,7 +77,7 @@ class ClientActor:
         return peak_bytes(ray.get(site[0]))
 
     @property
-    def _worker(self) -> Worker:
+    def _worker(self) -> Bench:
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened
@@ -148,33 +98,3 @@ def sendable() -> Iterator[None]:
                 name_client(words, client)
             raise words from error
         raise
-
-
-def _apart(replies: Iterable[TaskReply], *, memories: bool) -> tuple[Any, ...]:
-    """The replies of tasks as Ray sends them: in a list, and then, task by task, the summands and each memory."""
-    light: list[TaskReply] = []
-    objects: list[Packed | None] = []
-    for reply in replies:
-        objects.append(reply.summands)
-        if memories:
-            objects.extend(client.memory for client in reply.clients)
-        clients = [replace(client, memory=client.memory is not None) for client in reply.clients]
-        light.append(replace(reply, summands=NOTHING, clients=clients))
-    return light, *objects
-
-
-def bring(objects: Sequence[ObjectRef]) -> None:
-    """Have objects brought to this node, and do not wait for them."""
-    if objects:
-        ray.wait(list(objects), num_returns=len(objects), timeout=0, fetch_local=True)
-
-
-def together(reply: TaskReply, summands: Packed, memories: Sequence[ObjectRef]) -> TaskReply:
-    """A task's reply with its objects again, as `_apart` has sent them; the memories stay references."""
-    clients = [replace(client, memory=None) for client in reply.clients]
-    if memories:
-        pairs = zip(reply.clients, memories, strict=True)
-        clients = [
-            replace(client, memory=memory if client.memory else None) for client, memory in pairs
-        ]
-    return replace(reply, summands=summands, clients=clients)

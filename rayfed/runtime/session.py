@@ -23,8 +23,8 @@ from rayfed.base.files import is_installed
 from rayfed.base.noted import STARTING, at
 from rayfed.job import RayOptions
 from rayfed.models.sending import make_sendable
+from rayfed.rounds.executor import Progress, no_progress
 from rayfed.rounds.site import Site
-from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
 from rayfed.runtime.causes import SAID, end_of_ray, may_pass, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
@@ -40,8 +40,8 @@ from rayfed.runtime.placement import (
     warn_of_idle_gpus,
     warn_of_small_stores,
 )
+from rayfed.runtime.pool import Pool
 from rayfed.runtime.proxies import without_proxy_here
-from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import ending_in_time, stopping
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import state
@@ -143,7 +143,7 @@ def machine() -> Resources:
 @contextmanager
 def open_actors(
     site: Site, progress: Progress = no_progress, *, other_bits: bool = False
-) -> Iterator[RayWorkers]:
+) -> Iterator[Pool]:
     """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     head, reference = (
@@ -175,7 +175,7 @@ def open_actors(
         try:
             with ray_may_fail():
                 crew.start(wanted(options, list(head.known().values()), cohort))
-            yield RayWorkers(crew, site, progress, gauges)
+            yield Pool(crew, site, progress, gauges)
         finally:
             crew.end()
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayError, TaskCancelledError
 from rayfed.base.errors import STOPPED, InputError, Locked, WorkersLost, explained, first_line
 from rayfed.data.federation import Read
 from rayfed.data.samples import Dataset
-from rayfed.folder.owner import is_locked
+from rayfed.folder.lock import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.folder.summary import Ended
 from rayfed.job import Job, RayOptions

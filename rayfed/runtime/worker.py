@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +14,10 @@ from rayfed.base.noted import at
 from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work
 from rayfed.rounds.client_work import Broadcast, Desk, Reply
+from rayfed.rounds.executor import Piece
 from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
-from rayfed.rounds.tasks import Task, TaskReply, refusing
-from rayfed.rounds.workers import Look, Piece
+from rayfed.rounds.tasks import Task, TaskReply, name_client, refusing
 from rayfed.runtime.hardware import (
     advising,
     keep_freed_memory,
@@ -40,7 +39,7 @@ from rayfed.tensors.weights import in_evaluation, with_weights
 from rayfed.tensors.wire import Packed, pack, unpack
 
 
-class Worker:
+class Bench:
     """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
@@ -154,7 +153,7 @@ class Worker:
 
         return fresh
 
-    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[Any]:
+    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: str) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
         values = unpack(weights, copy=False)
         with at(f"the {look}"), advising():
@@ -174,7 +173,7 @@ class Worker:
                 refuse_other_numbers(self._users_modules, found[0], again)
             return found
 
-    def _look(self, model: nn.Module, piece: Piece, look: Look) -> Any:
+    def _look(self, model: nn.Module, piece: Piece, look: str) -> Any:
         work = client_work.evaluate if look == "evaluation" else client_work.activations
         return work(self.site, model, *piece)
 
@@ -205,15 +204,3 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             summand.get(UPDATES)
         )  # a measure is sent by no real client
     return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
-
-
-def name_client(error: Exception, client: int) -> Exception:
-    """The error, which says from now on at which client it was raised."""
-    with suppress(AttributeError):
-        error.at_client = client  # type: ignore[attr-defined]
-    return error
-
-
-def at_client(error: BaseException | None, task: Sequence[int]) -> int | None:
-    """The client of a task at which an exception was raised; None where nobody knows."""
-    return getattr(error, "at_client", task[0] if len(task) == 1 else None)

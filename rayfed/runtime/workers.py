@@ -8,8 +8,8 @@ import torch
 from rayfed.base.errors import InputError, first_line
 from rayfed.base.isolation import threads
 from rayfed.job import Job
+from rayfed.rounds.executor import Executor, Progress, no_progress
 from rayfed.rounds.site import Site
-from rayfed.rounds.workers import Progress, Workers, no_progress
 from rayfed.runtime.hardware import keep_freed_memory
 from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
@@ -53,7 +53,7 @@ def opened(
 @contextmanager
 def open_workers(
     site: Site, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
-) -> Iterator[Workers]:
+) -> Iterator[Executor]:
     """Workers for the site's job, for the context; with `other_bits` on several kinds of hardware.
 
     With `on_ray` Ray is connected already.

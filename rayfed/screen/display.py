@@ -20,7 +20,7 @@ from rayfed.folder.summary import read_summary
 from rayfed.job import Job
 from rayfed.methods.registry import describe
 from rayfed.models.settings import Adapt, Model
-from rayfed.rounds.display import Display
+from rayfed.rounds.observer import Observer, Outcome, Run
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.screen.text import aligned, shown
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def follow() -> Iterator[Display]:
+def follow() -> Iterator[Observer]:
     """A display for `rayfed.run`, for as long as the context lasts."""
     if not (sys.stdout.isatty() and sys.stderr.isatty()):  # nobody watches
         yield Lines()
@@ -43,27 +43,25 @@ def follow() -> Iterator[Display]:
     display = Bar(progress)
     try:
         yield display
-        display.ended()
     finally:
         progress.stop()
 
 
 def on_screen(train: Callable[..., Any]) -> None:
     """`train`, which gives a `Result`, with its progress shown, and its results."""
-    with follow() as display:
-        result = train(display=display)
+    result = train(progress=True)
     print(result_text(result.path, read_summary(result.path)))
 
 
-class Lines(Display):
+class Lines(Observer):
     """A header, then a line for each round; with `quiet` in the log only."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
 
-    def start(self, site: Site) -> None:
-        self._num_rounds = site.job.train.num_rounds
-        self._say(header(site))
+    def started(self, run: Run) -> None:
+        self._num_rounds = run.site.job.train.num_rounds
+        self._say(header(run.site))
 
     def round(self, round: Round) -> None:
         self._say(round_line(round, self._num_rounds))
@@ -74,18 +72,18 @@ class Lines(Display):
             print(text, flush=True)
 
 
-class Bar(Display):
+class Bar(Observer):
     """A header, then a bar that moves with each client."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def start(self, site: Site) -> None:
+    def started(self, run: Run) -> None:
         self._progress.start()
-        text = header(site)
+        text = header(run.site)
         to_log(text)
         print(text, flush=True)
-        self._total = site.job.train.num_rounds
+        self._total = run.site.job.train.num_rounds
         self._round = 0
         self._evaluated = "not evaluated"
         empty: dict[str, Any] = {
@@ -96,24 +94,22 @@ class Bar(Display):
         }
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
-    def ready(self, resumed: bool) -> None:
-        self._show(
-            0, figures="reading the checkpoint" if resumed else "evaluating the initial model"
-        )
-
     def client(self, done: int, total: int) -> None:
         self._show(
             self._round + done / (total + 1), clients=f"clients {done}/{total}"
         )  # + 1 for the server's work
 
-    def restored(self, round: Round) -> None:
-        self._finished(round)
+    def restored(self, round: Round | None) -> None:
+        if round is None:
+            self._show(0, figures="evaluating the initial model")
+        else:
+            self._finished(round)
 
     def round(self, round: Round) -> None:
         to_log(round_line(round, self._total))
         self._finished(round)
 
-    def ended(self) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """The run has ended, maybe before its last round: nothing turns any more."""
         for task in self._progress.task_ids:  # none where the run has not started
             self._progress.update(task, round=self._round, total=self._round, completed=self._round)

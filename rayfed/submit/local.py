@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayfed.base.errors import InputError, NoRay, nearest
 from rayfed.base.files import read_regular
-from rayfed.folder.owner import LOCK, is_locked
+from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
 
 HOLDER = re.compile(r"process (\d+) on (.+)")

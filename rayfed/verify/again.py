@@ -7,9 +7,9 @@ from typing import Any
 
 from rayfed.folder.tables import COLUMNS, EVALUATED, round_rows
 from rayfed.rounds import engine
+from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import dotted, leaves
 from rayfed.tensors.wire import unpack
 from rayfed.verify.numbers import Key, Numbers, differing, of_tables
@@ -25,7 +25,7 @@ class Again:
     """Plays a run again, in this process, and compares it with what was recorded."""
 
     site: Site
-    workers: Workers
+    workers: Executor
     kept: Mapping[int, Round]  # from checkpoints, by their number
     recorded: Numbers
     within: float  # numbers may differ so much
@@ -37,7 +37,8 @@ class Again:
         yield self._compare(last, "the initial model")
         for round in self.kept.values():
             if self.site.job.train.evaluates(round.round):
-                again = replace(round, evaluation=self.workers.evaluate(round.evaluated)())
+                results = engine.begin_evaluation(self.site, self.workers, round)
+                again = engine.evaluated(self.site, round, results)
                 yield self._compare(
                     again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS
                 )
@@ -57,9 +58,8 @@ class Again:
         opening = engine.open_round(self.site, last, self.workers)
         trained = [client for task in opening.to_train for client in task]
         drawn = sorted(random.sample(trained, min(clients, len(trained))))
-        replies = self.workers.train(
-            opening.broadcast, [(client,) for client in drawn], last.memories
-        )
+        tasks = [(client,) for client in drawn]
+        replies = engine.train(self.site, self.workers, opening.broadcast, tasks, last.memories)
         rows = tuple(client.row for reply in replies for client in reply.clients)
         again = replace(last, round=last.round + 1, evaluation=None, clients=rows)
         what = f"clients {', '.join(map(str, drawn))} trained again"
@@ -88,7 +88,7 @@ class Again:
         )
 
 
-def of_checkpoint(round: Round, workers: Workers) -> Numbers:
+def of_checkpoint(round: Round, workers: Executor) -> Numbers:
     """All that later rounds depend on."""
     states = {slot: held.state for slot, held in round.held.items()}
     memories = {client: unpack(workers.recall(memory)) for client, memory in round.memories.items()}

@@ -18,9 +18,10 @@ from rayfed.base.isolation import alone
 from rayfed.base.storage import Folder
 from rayfed.experiment import job_of
 from rayfed.folder.checkpoint import BEST, ORIGIN
+from rayfed.folder.checkpoint import Checkpoint as Saved
+from rayfed.folder.checkpoint import read_checkpoint as read_saved
 from rayfed.folder.places import Folders, lineage_of
 from rayfed.folder.provenance import environment, hash_of
-from rayfed.folder.saved import Saved, read_saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
 from rayfed.job import Job, differences, other_lineage
@@ -148,7 +149,6 @@ def _checkpoints(
     for number in sorted(there | last | {*began.get("checkpoints", ())}):  # as a record notes them
         try:
             whole[number] = read_saved(folder, number)
-            torn += whole[number].damaged()
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
     named = (

@@ -36,7 +36,7 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
       rayfed verify runs/four --quick      round 1 of each run of a grid
       rayfed verify docs/results           all records in a folder
     """
-    from rayfed.folder.read import find_runs
+    from rayfed.folder.found import find_runs
 
     if every and quick:
         raise InputError("--all plays every round, and --quick only round 1: give one of the two")

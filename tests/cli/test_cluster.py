@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rayfed.base.errors import InputError
-from rayfed.folder.owner import lock
+from rayfed.folder.lock import locked
 from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission, no_token
 from rayfed.screen.exits import Failure
@@ -121,9 +121,8 @@ def test_runs_are_listed_from_the_newest_and_one_is_running_while_a_process_hold
     for age, name in enumerate(("new", "old")):
         write_run(folder / "runs" / name, "running")
         os.utime(folder / "runs" / name / "summary.json", (10**9 - age, 10**9 - age))
-    held = lock(folder / "runs/old")
-    listed = [tuple(row[:2]) for row in runs_in(folder / "runs")]
-    os.close(held)
+    with locked(folder / "runs/old"):
+        listed = [tuple(row[:2]) for row in runs_in(folder / "runs")]
     assert listed == [("new", "killed, or running elsewhere"), ("old", "running")]
 
 

@@ -14,11 +14,11 @@ import pytest
 HOLD = """
 import time
 from pathlib import Path
-from rayfed.folder.owner import lock
+from rayfed.folder.lock import locked
 
-held = lock(Path("runs/bg"))
-print("locked", flush=True)
-time.sleep(60)
+with locked(Path("runs/bg")):
+    print("locked", flush=True)
+    time.sleep(60)
 """
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import Display, InputError, experiment, resume, run
+from rayfed import Observer, experiment, resume, run
 from rayfed.cli.clients import numbers
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
@@ -190,7 +190,7 @@ def drawn(folder, width=100):
 
 def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_not_evaluated(folder):
     with drawn(folder) as (progress, screen):
-        run("job.toml", {"train.num_rounds": 4, "train.eval_every": 3}, display=Bar(progress))
+        run("job.toml", {"train.num_rounds": 4, "train.eval_every": 3}, observers=[Bar(progress)])
         task = progress.tasks[0]
         assert (task.completed, task.total, task.finished) == (4, 4, True)
     assert "round 5/4" not in screen.getvalue()
@@ -236,11 +236,10 @@ def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_th
     with drawn(folder) as (progress, screen):
         run("job.toml", {"train.num_rounds": 3})
         more = {"train.num_rounds": 9, "train.lr": 1e-9, "train.patience": 2}
-        run("job.toml", {**more, "name": "early"}, display=(display := Bar(progress)))
-        display.ended()
+        run("job.toml", {**more, "name": "early"}, observers=[(display := Bar(progress))])
         task = progress.tasks[0]
         assert task.finished and task.fields["round"] == display._round < 9
-        resume("runs/tiny", {"train.num_rounds": 5}, display=Bar(progress))
+        resume("runs/tiny", {"train.num_rounds": 5}, observers=[Bar(progress)])
         first, *_, last = (sample.completed for sample in progress.tasks[1]._progress)
         assert first == 3 and last < 1, (
             "the time left is counted from the rounds that were played here"
@@ -262,8 +261,21 @@ def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_pri
     assert re.findall(r"^round (\d)/2  ", rounds, re.MULTILINE) == ["0", "1", "2"]
     resume("runs/tiny", {"train.num_rounds": 3}, progress=True)
     assert re.findall(r"^round (\d)/3  ", capsys.readouterr().out, re.MULTILINE) == ["3"]
-    with pytest.raises(InputError, match="give one of the two"):
-        run("job.toml", {"name": "two"}, progress=True, display=Display())
+
+
+def test_progress_and_observers_of_ones_own_go_together(folder, capsys):
+    class Numbers(Observer):
+        def __init__(self):
+            self.heard = []
+
+        def round(self, round):
+            self.heard.append(round.round)
+
+    sys.path.insert(0, str(folder))
+    numbers = Numbers()
+    run("job.toml", progress=True, observers=[numbers])
+    assert numbers.heard == [0, 1, 2]
+    assert "\nround 2/2  " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

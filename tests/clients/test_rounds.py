@@ -56,13 +56,13 @@ class Counting(ThisProcess):
         super().__init__(site)
         self.trained, self.surveyed = [], []
 
-    def survey(self, broadcast, tasks):
-        self.surveyed.append((broadcast.round, sorted(client for task in tasks for client in task)))
-        return super().survey(broadcast, tasks)
-
-    def train(self, broadcast, tasks, memories):
-        self.trained.append((broadcast.round, sorted(client for task in tasks for client in task)))
-        return super().train(broadcast, tasks, memories)
+    def map(self, work, items, shared):
+        told = {"survey": self.surveyed, "train": self.trained}.get(work.kind)
+        if told is not None:
+            told.append(
+                (work.round, sorted(client for item in items for client in work.clients(item)))
+            )
+        return super().map(work, items, shared)
 
 
 @pytest.mark.parametrize("method", [m.fedavg(), m.fedcsd(), m.scaffold()])
@@ -122,11 +122,12 @@ def test_an_empty_round_changes_nothing_and_the_run_goes_on(
 ):
     asked = []
 
-    def train(workers, broadcast, tasks, memories, train=ThisProcess.train):
-        asked.append(broadcast.round)
-        return train(workers, broadcast, tasks, memories)
+    def noting(workers, work, items, shared, map=ThisProcess.map):
+        if work.kind == "train":
+            asked.append(work.round)
+        return map(workers, work, items, shared)
 
-    monkeypatch.setattr(ThisProcess, "train", train)
+    monkeypatch.setattr(ThisProcess, "map", noting)
     site = shy(m.compose(Diary(), m.ServerMomentum(0.5)), {}, gaps)
     with caplog.at_level(logging.WARNING):
         run = play(site)

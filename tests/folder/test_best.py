@@ -18,9 +18,9 @@ from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
-from rayfed.folder.keeper import Keeper
+from rayfed.folder.checkpoint import newest
 from rayfed.folder.places import checkpoints_of, folder_of
-from rayfed.folder.saved import newest
+from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
@@ -78,7 +78,7 @@ def keep(site, until=9, saved=None, force=False):
     """Keep the rounds after a checkpoint, or all of them."""
     with Keeper(site, ThisProcess(site), saved, force=force) as keeper:
         for number in range(saved.round + 1 if saved else 0, until + 1):
-            keeper.keep(a_round(number))
+            keeper.round(a_round(number))
     return keeper.path
 
 
@@ -104,7 +104,7 @@ def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go
     assert_best(path, BEST[until])
     last = {
         f"round-{number:05d}"
-        for number in ({1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 4]}.get(until, [4, until]))
+        for number in ({1: [0, 1], 2: [1, 2], 3: [1, 3], 4: [1, 4]}.get(until, [4, until]))
     }
     last = {"round-00008", "round-00009"} if until == 9 else last
     assert {file.name.partition(".")[0] for file in (path / "checkpoints").iterdir()} == {
@@ -124,6 +124,7 @@ def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_ro
         if name.endswith((".json", "best.safetensors"))
     ]
     assert kinds == [
+        "round-00000",
         "best",
         "round-00001",
         "best",
@@ -219,7 +220,7 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
             with Keeper(ending, ThisProcess(ending), saved, force=saved is None) as keeper:
                 for number in range(saved.round + 1 if saved else 0, end + 1):
                     round = a_round(number)
-                    keeper.keep(
+                    keeper.round(
                         round if training.evaluates(number) else replace(round, evaluation=None)
                     )
             best = read_summary(keeper.path)["best"]

@@ -1,34 +1,34 @@
 """A checkpoint restores a round bit for bit; a damaged checkpoint, or one of another job, is refused."""
 
-import json
 import random
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyarrow import fs as pafs
 
 from rayfed.base import storage
 from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder
-from rayfed.folder import checkpoint, packing
-from rayfed.folder.checkpoint import Checkpoints
+from rayfed.folder import checkpoint
+from rayfed.folder.checkpoint import newest, stem
+from rayfed.folder.checkpointer import Checkpointer as Checkpoints
 from rayfed.folder.provenance import hash_of_model
-from rayfed.folder.saved import newest, stem
-from rayfed.folder.tables import SCHEMAS
+from rayfed.folder.tables import RESULTS, SCHEMAS
 from rayfed.job import RayOptions
 from rayfed.methods import RECIPES, fedavg, fedcsd, scaffold, switch
 from rayfed.rounds.engine import rounds
 from rayfed.runtime.this_process import ThisProcess
 
-
-def rows(name, after):
-    """The results so far: a row, but no confusions, which few runs have."""
-    return pa.Table.from_pylist([{"round": 0}] if name != "confusions" else [], SCHEMAS[name])
+# The results so far: a row, but no confusions, which few runs have.
+rows = {
+    name: pa.Table.from_pylist([{"round": 0}] if name != "confusions" else [], SCHEMAS[name])
+    for name in RESULTS
+}
 
 
 METHODS = [
@@ -45,6 +45,7 @@ METHODS = [
 def checkpoints(folder, site, saved=None):
     hashes = {
         "data": site.federation.hash(),
+        "contents": site.federation.contents(),
         "partition": site.federation.dealt.hash(),
         "model": hash_of_model(site),
     }
@@ -119,15 +120,19 @@ def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play
     (tmp_path / "thesis.txt").write_text("three years")
     (tmp_path / "round-00001.csv").write_text("mine")
     save(tmp_path, play(site), site, *range(7))
-    names = {path.name for path in tmp_path.iterdir()}
-    manifests = {"round-00005.json", "round-00006.json"}
-    listed = [
-        json.loads((tmp_path / name).read_text())["checkpoint"]["files"] for name in manifests
-    ]
-    assert names == {"thesis.txt", "round-00001.csv", "best.safetensors"} | manifests | {
-        *listed[0],
-        *listed[1],
+    (tmp_path / "memories").mkdir(exist_ok=True)
+    (tmp_path / "memories/mine.txt").write_text("mine")
+    save(tmp_path, play(site), site, *range(7))
+    names = {path.name for path in tmp_path.rglob("*")}
+    kept = newest(Folder(str(tmp_path))).names | newest(Folder(str(tmp_path)), before=6).names
+    assert {name[:11] for name in kept if name.startswith("round")} == {
+        "round-00005",
+        "round-00006",
     }
+    assert (
+        names
+        == {"thesis.txt", "round-00001.csv", "best.safetensors", "memories", "mine.txt"} | kept
+    )
 
 
 def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_path):
@@ -136,9 +141,8 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
     made = checkpoints(tmp_path, site)
     made.follow(one)
     made.save(one, ThisProcess(site), rows)
-    shard, twin = sorted(tmp_path.glob("*.shard"), reverse=True)
-    assert twin.read_bytes() == shard.read_bytes()
-    content = shard.read_bytes()
+    files = {file: file.read_bytes() for file in tmp_path.glob("memories/*")}
+    assert len(files) == 2
 
     class Counting(ThisProcess):
         recalled = 0
@@ -150,77 +154,86 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
     made.follow(two)
     made.save(two, Counting(site), rows)
     assert Counting.recalled == 2 < len(two.memories)
-    assert shard.read_bytes() == content
-    assert set(newest(Folder(str(tmp_path))).names) >= {
-        shard.name,
-        "round-00002.memories-000.shard",
-    }
+    assert (
+        files.items() <= {file: file.read_bytes() for file in tmp_path.glob("memories/*")}.items()
+    )
 
 
 class Dies(Exception):
     pass
 
 
-class Mortal(Folder):
-    """Dies before its n-th change, like a killed process."""
+@contextmanager
+def mortal(changes):
+    """Die before the n-th change of a folder, like a killed process: nothing is changed any more."""
+    write, delete, left = Folder.write, Folder.delete, changes
 
-    def __init__(self, place, changes):
-        super().__init__(place)
-        self.left = changes
-
-    def _step(self):
-        self.left -= 1
-        if self.left < 0:
+    def step():
+        nonlocal left
+        left -= 1
+        if left < 0:
             raise Dies
 
-    def write(self, name, *content):
-        if self.left == 0:  # half of the content is on the disk, under its temporary name
-            Path(self.place).mkdir(exist_ok=True)
+    def written(self, name, *content):
+        if left == 0:  # half of the content is on the disk, under its temporary name
+            Path(self.place).mkdir(exist_ok=True, parents=True)
             (Path(self.place) / f".{name}.tmp").write_bytes(
                 b"".join(content)[: len(b"".join(content)) // 2]
             )
-        self._step()
-        super().write(name, *content)
+        step()
+        write(self, name, *content)
 
-    def delete(self, name):
-        self._step()
-        super().delete(name)
+    def deleted(self, name):
+        step()
+        delete(self, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "write", written)
+        patch.setattr(Folder, "delete", deleted)
+        patch.setattr(checkpoint, "THREADS", 1)
+        yield
 
 
-class Full(Folder):
+@contextmanager
+def full(room):
     """A disk on which only some more files can be written, but every file can be deleted."""
+    write, left = Folder.write, room
 
-    def __init__(self, place, room):
-        super().__init__(place)
-        self.room = room
-
-    def write(self, name, *content):
-        self.room -= 1
-        if self.room < 0:
+    def written(self, name, *content):
+        nonlocal left
+        left -= 1
+        if left < 0:
             raise OSError(28, "No space left on device")
-        super().write(name, *content)
+        write(self, name, *content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "write", written)
+        yield
+
+
+def files_in(place):
+    """The content of each file in a folder, but for the best weights."""
+    files = [path for path in place.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != "best.safetensors"}
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
     make_site, play, bits, tmp_path
 ):
-    """Its pieces would only fill the disk. The checkpoint before it stays, and the next one is whole."""
+    """Its pieces would only fill the disk. The checkpoint before it stays, and the next is whole."""
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for room in range(100):
         place = tmp_path / str(room)
         made = save(place, played, site, 1)
-        before = {path.name: path.read_bytes() for path in place.iterdir()}
+        before = files_in(place)
         made.follow(played[2])
-        made._folder = Full(str(place), room)
         try:
-            made.save(played[2], ThisProcess(site), rows)
+            with full(room):
+                made.save(played[2], ThisProcess(site), rows)
         except OSError:
-            after = {path.name: path.read_bytes() for path in place.iterdir()}
-            del before["best.safetensors"], after["best.safetensors"]
-            assert after == before
+            assert files_in(place) == before
             assert made.round == newest(Folder(str(place))).round == 1
-            made._folder = Folder(str(place))
             made.follow(played[3])
             made.save(played[3], ThisProcess(site), rows)
             last = newest(Folder(str(place)))
@@ -232,23 +245,16 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
     pytest.fail("it is never written")
 
 
-@pytest.mark.parametrize("size", ["usual", "small"])
-def test_a_kill_at_any_change_leaves_a_good_checkpoint(
-    make_site, play, bits, tmp_path, monkeypatch, size
-):
-    """With small shards and none that may be thin, each memory has a shard, or is moved to another."""
-    if size == "small":
-        monkeypatch.setattr(packing, "SHARD", 2000)
-        monkeypatch.setattr(packing, "THIN", 0)
+def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path):
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for changes in range(200):
         place = tmp_path / str(changes)
         made = save(place, played, site, 1)
         made.follow(played[2])
-        made._folder = Mortal(str(place), changes)
         try:
-            made.save(played[2], ThisProcess(site), rows)
+            with mortal(changes):
+                made.save(played[2], ThisProcess(site), rows)
         except Dies:
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
@@ -266,74 +272,16 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(
                 again.save(round, ThisProcess(fresh), rows)
             assert bits(round) == bits(played[3])
             assert newest(Folder(str(place))).round == 3
+            kept = newest(Folder(str(place))).names | newest(Folder(str(place)), before=3).names
+            there = {
+                file.name
+                for file in place.rglob("*")
+                if file.is_file() and not file.name.startswith(".")
+            }
+            assert there <= kept | {"best.safetensors"}, "nothing is left of the dead process"
         else:
             break
-    assert changes > 5  # it died at each of these changes
-
-
-def test_memories_move_only_from_shards_less_than_half_full_of_which_there_are_too_many(
-    monkeypatch,
-):
-    monkeypatch.setattr(packing, "SHARD", 100)
-    monkeypatch.setattr(packing, "THIN", 2)
-    half, thin, thinner = (
-        packing.Extent("half", 0, 50),
-        packing.Extent("thin", 0, 49),
-        packing.Extent("thinner", 40, 50),
-    )
-    index = {0: half, 1: thin, 2: thinner, 3: packing.Extent("last", 0, 1)}
-    assert packing.unmoved(index, {0, 1, 2}) == {0: half, 1: thin, 2: thinner}
-    assert packing.unmoved(index, {0, 1, 2, 3}) == {0: half}
-
-
-def test_there_are_few_shards_however_many_rounds_wrote_some(
-    make_site, play, bits, tmp_path, monkeypatch
-):
-    """A shard of which little is in use is not kept for the sake of it; what is in use is kept."""
-    monkeypatch.setattr(packing, "THIN", 2)
-    site = make_site(scaffold(), num_rounds=12, clients_per_round=1)
-    played, made = play(site), checkpoints(tmp_path, site)
-    for number, round in enumerate(played):
-        made.follow(round)
-        made.save(round, ThisProcess(site), rows)
-        saved = newest(Folder(str(tmp_path)))
-        assert bits(saved.restore(site, ThisProcess(site)))["memories"] == bits(round)["memories"]
-        assert len([name for name in saved.names if name.endswith(".shard")]) <= 2 * (2 + 1)
-        if number % 3 == 2:  # as a new process would continue
-            made = checkpoints(tmp_path, site, saved)
-    assert len(round.memories) > 3, "so many shards there would be"
-    assert len(list(tmp_path.glob("*.shard"))) <= 4 * (2 + 1)
-
-
-def test_results_are_written_once(make_site, play, tmp_path, monkeypatch):
-    """A checkpoint adds to the full files of those before; a kill, or a file that is gone, is noticed as ever."""
-    monkeypatch.setattr(checkpoint, "ROWS", 3)
-    site = make_site(fedavg(), num_rounds=11)
-    everything = pa.table({"round": range(12)}, pa.schema([("round", pa.int64())]))
-    asked = []
-
-    def rows(name, after):
-        asked.append((name, after))
-        return everything.filter((pc.field("round") > after) & (pc.field("round") <= made.latest))
-
-    made = checkpoints(tmp_path, site)
-    for round in play(site):
-        made.latest = round.round
-        made.save(round, ThisProcess(site), rows)
-        saved = newest(Folder(str(tmp_path)))
-        assert saved.table("clients").column("round").to_pylist() == list(range(round.round + 1))
-    assert asked[-1] == ("confusions", 8)
-    assert [last for last, _ in saved.parts("rounds")] == [2, 5, 8, 11]
-    assert {file.name for file in tmp_path.iterdir()} == saved.names | newest(
-        Folder(str(tmp_path)), before=11
-    ).names
-    (tmp_path / "round-00005.clients.parquet").unlink()
-    assert newest(Folder(str(tmp_path))).round == 11, "it has a twin"
-    (tmp_path / "round-00005.clients-twin.parquet").unlink()
-    with pytest.raises(
-        InputError, match=r"(?s)round 11.*'round-00005.clients-twin.parquet' is missing.*round 10"
-    ):
-        newest(Folder(str(tmp_path)))
+    assert changes > 9  # it died at each of these changes
 
 
 def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
@@ -341,25 +289,22 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
     whole = tmp_path / "whole"
     save(whole, play(site), site, 1, 2)
     generator = random.Random(0)
-    older = set(json.loads((whole / "round-00001.json").read_text())["checkpoint"]["files"])
-    for path in sorted(whole.iterdir()):
-        if (
-            path.name in older
-            or path.name in ("round-00001.json", "best.safetensors")
-            or path.suffix == ".shard"
-        ):
-            continue  # a shard has a twin
+    older = newest(Folder(str(whole)), before=2).names
+    for path in sorted(file for file in whole.rglob("*") if file.is_file()):
+        if path.name in older or path.name == "best.safetensors":
+            continue
+        inside = path.relative_to(whole)
         for tear in ("cut", "flip", "remove"):
             torn = tmp_path / "torn"
             shutil.copytree(whole, torn)
             content = bytearray(path.read_bytes())
             if tear == "remove":
-                (torn / path.name).unlink()
+                (torn / inside).unlink()
             elif tear == "cut":
-                (torn / path.name).write_bytes(content[: generator.randrange(len(content) - 2)])
+                (torn / inside).write_bytes(content[: generator.randrange(len(content) - 2)])
             else:
                 content[generator.randrange(len(content) - 2)] ^= 1 << generator.randrange(7)
-                (torn / path.name).write_bytes(content)
+                (torn / inside).write_bytes(content)
             caplog.clear()
             assert newest(Folder(str(torn))).round == 1, (path.name, tear)
             assert path.name in caplog.text or (tear, path.suffix) == ("remove", ".json")
@@ -379,10 +324,10 @@ def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(
     save(tmp_path, play(site), site, 1, 2)
     for number in (2, 1):
         path = tmp_path / f"{stem(number)}.json"
-        path.write_text(path.read_text().replace('"version": 5', '"version": 99'))
+        path.write_text(path.read_text().replace('"version": 6', '"version": 99'))
         if number == 2:
             assert newest(Folder(str(tmp_path))).round == 1
-            assert "it has version 99, and this rayfed reads version 5 alone" in caplog.text
+            assert "it has version 99, and this rayfed reads version 6 alone" in caplog.text
     with pytest.raises(InputError, match=r"(?s)version 99.*version 99.*holds no good checkpoint"):
         newest(Folder(str(tmp_path)))
 

@@ -10,10 +10,10 @@ import pytest
 
 import rayfed
 from rayfed.base.errors import InputError, Resumable, RunFailed
-from rayfed.folder.read import read_run
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
 from rayfed.report.page import legible, write_report
+from rayfed.report.read import read_run
 from rayfed.report.table import sheet
 from rayfed.submit.status import runs_in
 from rayfed.verify.checks import checks

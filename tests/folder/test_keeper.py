@@ -21,10 +21,10 @@ from rayfed.base.errors import InputError, KilledActors, Locked, Unwritable
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.folder import read
-from rayfed.folder.checkpoint import Checkpoints
-from rayfed.folder.keeper import Keeper
+from rayfed.folder import tables
+from rayfed.folder.checkpointer import Checkpointer as Checkpoints
 from rayfed.folder.places import folder_of, is_begun, is_done
+from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS, read_table
 from rayfed.job import make_job, read_job
@@ -68,7 +68,7 @@ def keep(site, *rounds, force=False):
     """Keep a run of these rounds; returns its folder."""
     with Keeper(site, ThisProcess(site), force=force) as keeper:
         for round in rounds:
-            keeper.keep(round)
+            keeper.round(round)
     return keeper.path
 
 
@@ -142,9 +142,9 @@ def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
         *((2, None, *cell) for cell in of_the_global),
         *((2, 3, *cell) for cell in of_client_3),
     ], "rounds 0 and 2 are measured and evaluated"
-    cells = read.confusions(path, ("cat", "dog"))
-    assert read.matrices(cells, 2, 2)[3].tolist() == confusions[3].tolist()
-    assert read.matrices(cells, 1, 2) == {} and [*read.matrices(cells, 0, 2)] == [-1]
+    cells = tables.confusions(path, ("cat", "dog"))
+    assert tables.matrices(cells, 2, 2)[3].tolist() == confusions[3].tolist()
+    assert tables.matrices(cells, 1, 2) == {} and [*tables.matrices(cells, 0, 2)] == [-1]
 
 
 def test_a_run_without_confusions_has_no_table_of_them(site):
@@ -215,7 +215,7 @@ def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(s
         error = KilledActors("it died", what, how, 1, 2)
         with suppress(KilledActors), Keeper(site, ThisProcess(site), force=True) as keeper:
             for round in map(a_round, range(last + 1)):
-                keeper.keep(round)
+                keeper.round(round)
             raise error
         return error.exit_code, any("would not help" in note for note in error.__notes__)
 
@@ -313,13 +313,13 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(site, force):
 def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute(site, monkeypatch):
     output = replace(site.job.output, every=5, every_seconds=60)
     written, now = [], [0.0]
-    monkeypatch.setattr("rayfed.folder.keeper.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("rayfed.folder.recorder.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Checkpoints, "save", lambda self, round, *_: written.append(round.round))
     with Keeper(with_job(site, output=output), ThisProcess(site)) as keeper:
         for number in range(9):
             now[0] += 25
-            keeper.keep(a_round(number))
-    assert written == [1, 4, 5, 8, 8]  # the last round always has one
+            keeper.round(a_round(number))
+    assert written == [0, 1, 4, 5, 8, 8]  # the last round always has one
 
 
 @pytest.mark.parametrize("name", ["b/rounds.parquet/x", "b/checkpoints", "b/c/job.toml"])
@@ -373,7 +373,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
     site = with_job(site, train=replace(site.job.train, num_rounds=1))
     assert not is_done(site.job)
     with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)) as keeper:
-        keeper.keep(a_round(0))
+        keeper.round(a_round(0))
         assert not is_done(site.job)
         raise ZeroDivisionError
     assert not is_done(site.job)

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import rayfed
+from rayfed import Observer
 from rayfed.base.storage import Folder
-from rayfed.experiment import Display
-from rayfed.folder.saved import newest
+from rayfed.folder.checkpoint import newest
 from rayfed.folder.summary import read_summary
 
 MEASURED = {
@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 
 @dataclass
-class Stop(Display):
+class Stop(Observer):
     """Stops the run at its n-th event: a client or a round that is finished, or a file of a checkpoint."""
 
     event: str
@@ -133,18 +133,20 @@ def outcome(result):
 def go_on(way, job, place, display):
     """Continue the run in a folder, in one of the ways in which a user may."""
     if way == "run" or newest(Folder(str(place / "checkpoints"))) is None:
-        return rayfed.run(job, {"output.path": str(place.parent)}, resume=True, display=display)
+        return rayfed.run(job, {"output.path": str(place.parent)}, resume=True, observers=[display])
     overrides = {"train.num_rounds": job["train"]["num_rounds"]}
     if way == "moved":
         moved = place.parent / "moved/run"
         shutil.move(place, moved)
-        return rayfed.resume(moved, overrides, display=display)
+        return rayfed.resume(moved, overrides, observers=[display])
     if way == "from its checkpoints":
         kept = place.parent / "kept"
         shutil.move(place / "checkpoints", kept)
         shutil.rmtree(place)
-        return rayfed.resume(kept, {**overrides, "output.path": str(place.parent)}, display=display)
-    return rayfed.resume(place, overrides, display=display)
+        return rayfed.resume(
+            kept, {**overrides, "output.path": str(place.parent)}, observers=[display]
+        )
+    return rayfed.resume(place, overrides, observers=[display])
 
 
 def stopped(stop, play):
@@ -184,9 +186,9 @@ def test_stopped_at_any_event_and_resumed_anywhere_is_never_stopped(
         "output.path": str(path),
         "train.num_rounds": min(num_rounds, job["train"]["num_rounds"]),
     }
-    stopped(first, lambda display: rayfed.run(job, at_first, display=display))
+    stopped(first, lambda display: rayfed.run(job, at_first, observers=[display]))
     for next_way, stop in later:
         stopped(stop, partial(go_on, next_way, job, place))
         if (place.parent / "moved/run").is_dir():
             place = place.parent / "moved/run"
-    assert outcome(go_on(way, job, place, Display())) == whole
+    assert outcome(go_on(way, job, place, Observer())) == whole

@@ -13,15 +13,14 @@ import pytest
 from pyarrow import fs as pafs
 
 import rayfed
+from rayfed import Observer
 from rayfed.base import storage
 from rayfed.base.errors import InputError, Locked
-from rayfed.base.storage import Folder
-from rayfed.experiment import Display
-from rayfed.folder import owner
-from rayfed.folder.owner import is_locked, lock
+from rayfed.folder import lock
+from rayfed.folder.lock import is_locked, locked
 
 THIS = re.escape(f"process {os.getpid()} on {platform.node()}")
-LOCKF = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+FLOCK = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
 def in_memory(files):
@@ -33,112 +32,69 @@ def in_memory(files):
 
 
 def locked_for_others(path):
-    """Whether `lockf` in another process, as on another client of an NFS, finds the folder locked."""
+    """Whether another process finds the folder locked."""
     done = subprocess.run(
-        [sys.executable, "-c", LOCKF, path / ".lock"], capture_output=True, text=True
+        [sys.executable, "-c", FLOCK, path / ".lock"], capture_output=True, text=True
     )
     return done.returncode != 0 and "BlockingIOError" in done.stderr
 
 
-def test_the_lock_is_one_that_nfs_carries_and_lasts_until_it_is_given_back(tmp_path):
-    """Neither a reader nor a forked child in between takes it away, as each would take a lock of `lockf`."""
-    held = lock(tmp_path)
-    assert (tmp_path / ".lock").stat().st_mode & 0o077 == 0, "who can read it can lock it"
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    if (child := os.fork()) == 0:
-        os.close(held)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert locked_for_others(tmp_path) and is_locked(tmp_path)
-    with pytest.raises(Locked, match=f"is being written to by {THIS}: wait for it, or stop it"):
-        lock(tmp_path)
-    os.close(held)
+def test_the_lock_lasts_until_it_is_given_back(tmp_path):
+    """Neither a reader nor a forked child in between takes it away."""
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o077 == 0, "who can read it can lock it"
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert locked_for_others(tmp_path) and is_locked(tmp_path)
+        with pytest.raises(
+            Locked, match=f"is being written to by {THIS}: wait for it, or stop it"
+        ) as refused:
+            with locked(tmp_path):
+                pass
+        assert refused.value.exit_code == 75
     assert not locked_for_others(tmp_path) and not is_locked(tmp_path)
     assert not is_locked(tmp_path / "copy")
 
 
 HOLD = """
-import sys, pathlib, rayfed.folder.owner as owner
-held = owner.lock(pathlib.Path(sys.argv[1]), words=sys.argv[2])
-print("held", flush=True)
-sys.stdin.read()
+import sys, pathlib, rayfed.folder.lock as lock
+with lock.locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_the_lock_of_a_lost_machine_is_waited_for_and_a_run_may_be_begun_again(
-    tmp_path, monkeypatch, caplog, ends
-):
-    """On NFS it ends after a while; where it does not, the exit code says that it may help to try again."""
-    monkeypatch.setattr(owner, "LEASES", 2)
+def test_the_lock_of_a_killed_process_is_gone_at_once(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path, "process 1 on lost"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        if ends:
-            monkeypatch.setattr(owner.time, "sleep", lambda seconds: holder.communicate())
-            os.close(lock(tmp_path))
-        else:
-            with pytest.raises(
-                Locked, match="is being written to by process 1 on lost: wait for it"
-            ) as refused:
-                lock(tmp_path)
-            assert refused.value.exit_code == 75
-            holder.communicate()
-    assert (
-        caplog.text.count("is locked by process 1 on lost, which may be lost: waiting for its lock")
-        == 1
-    )
-
-
-@pytest.mark.parametrize("writes", ["before", "after"], ids=["whole", "replaced"])
-def test_a_run_whose_folder_is_taken_while_it_writes_its_manifest_takes_the_manifest_back(
-    tables, tmp_path, monkeypatch, writes
-):
-    """Where no lock exists, as on S3; a manifest that the new owner has put in its place stays."""
-    files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
-    monkeypatch.setattr(storage, "locate", in_memory(files))
-    tables["output"]["checkpoints"] = place = f"memory://{tmp_path}"
-    write = Folder.write
-
-    def taken(self, name, *content):
-        write(self, name, *content)
-        if name == "round-00002.json":
-            write(self, owner.OWNER, b"process 1 on another\n")
-            if writes == "after":
-                write(self, name, b"the new owner's")
-
-    monkeypatch.setattr(Folder, "write", taken)
-    with pytest.raises(
-        InputError, match="is now written to by process 1 on another: runs of one name cannot share"
-    ):
-        rayfed.run(tables)
-    manifests = {name for name in Folder(f"{place}/run").names() if name.endswith(".json")}
-    assert manifests == {"round-00001.json"} | (
-        {"round-00002.json"} if writes == "after" else set()
-    )
+        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as it:
+        assert it.stdout.readline() == b"held\n" and is_locked(tmp_path)
+        with pytest.raises(Locked, match=f"is being written to by process {it.pid} on "):
+            with locked(tmp_path):
+                pass
+        it.kill()
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        pass
 
 
 def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
     (tmp_path / ".lock").mkdir()
     with pytest.raises(InputError, match=r"cannot be locked: \[Errno 21\] Is a directory"):
-        lock(tmp_path)
+        with locked(tmp_path):
+            pass
 
 
-@pytest.mark.parametrize("number", owner.NO_LOCKS)
+@pytest.mark.parametrize("number", lock.NO_LOCKS)
 def test_a_run_on_a_file_system_without_locks_goes_on_with_one_warning(
     tables, tmp_path, monkeypatch, caplog, number
 ):
-    lock_file = owner.fcntl.fcntl
+    def without(file, operation):
+        raise OSError(number, os.strerror(number))
 
-    def without(file, command, *rest):
-        if command in (owner.fcntl.F_OFD_SETLK, owner.fcntl.F_OFD_GETLK):
-            raise OSError(number, os.strerror(number))
-        return lock_file(file, command, *rest)
-
-    monkeypatch.setattr(owner.fcntl, "fcntl", without)
+    monkeypatch.setattr(lock.fcntl, "flock", without)
     result = rayfed.run(tables)
     assert result.path.is_dir() and not is_locked(result.path)
     warned = (
@@ -167,7 +123,7 @@ def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(
     monkeypatch.setattr("rayfed.experiment.alone", lambda name: nullcontext())
     other = {"seed": 1, "output.path": str(tmp_path / "other")}
 
-    class Second(Display):
+    class Second(Observer):
         def round(self, round):
             if round.round == 1:
                 self.ended = Second.attempt()
@@ -181,14 +137,14 @@ def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(
 
     display = Second()
     if shared == "local":
-        assert rayfed.run(tables, display=display).rounds.num_rows == 6
+        assert rayfed.run(tables, observers=[display]).rounds.num_rows == 6
         assert re.search(f"shared/run' is being written to by {THIS}: wait for it", display.ended)
         winner = tmp_path / "runs/run"
     else:
         with pytest.raises(
             InputError, match=f"is now written to by {THIS}: runs of one name cannot share"
         ) as given_up:
-            rayfed.run(tables, display=display)
+            rayfed.run(tables, observers=[display])
         assert "rounds up to 2 are recorded" in given_up.value.__notes__[0]
         winner = display.ended
         assert winner == tmp_path / "other/run"

@@ -14,8 +14,7 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder import provenance
-from rayfed.folder.keeper import PARTITION
-from rayfed.folder.saved import Saved
+from rayfed.folder.recorder import PARTITION
 from rayfed.folder.tables import read_table
 from rayfed.runtime import hardware, worker
 
@@ -58,16 +57,6 @@ def test_another_version_of_torch_needs_leave(tables, monkeypatch):
     assert environment(path)["resumed"][-1]["other_bits"] == [
         f"the version of torch is {here['torch']} there, 9.9 here"
     ]
-
-
-def test_of_an_older_checkpoint_the_versions_in_the_environment_count(monkeypatch):
-    manifest = {"hardware": [], "modules": {}}
-    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "9.9", "numpy": "2.0"})
-    noted = {"torch": "9.8", "numpy": "2.0", "rayfed-distill": None}
-    assert Saved(None, manifest).other_bits([], {}, noted) == [
-        "the version of torch is 9.8 there, 9.9 here"
-    ]
-    assert Saved(None, {**manifest, "versions": {"torch": "9.9"}}).other_bits([], {}, noted) == []
 
 
 def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkeypatch):

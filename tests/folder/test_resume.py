@@ -23,12 +23,12 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import rayfed
+from rayfed import Observer
 from rayfed.base.errors import ClientFailed, InputError, RunFailed, Unwritable
 from rayfed.base.storage import Folder
 from rayfed.cli import main
-from rayfed.experiment import Display
+from rayfed.folder.checkpoint import newest
 from rayfed.folder.places import folder_of, is_done
-from rayfed.folder.saved import newest
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
@@ -460,9 +460,9 @@ def test_checkpoints_that_cannot_be_written_are_noticed_before_anything_starts(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Folder, "write", full)
-    with pytest.raises(
-        Unwritable, match=f"'{place}/run' cannot be written to: .*No space left on device"
-    ):
+    number = 2 if begun else 0
+    why = f"no checkpoint of round {number} was written .*No space left on device"
+    with pytest.raises(Unwritable, match=why):
         rayfed.run(tables, resume=begun)
 
 
@@ -482,7 +482,7 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(
                 file.write(bytes(4096))
         os.truncate(filler, filler.stat().st_size - free)
 
-    class Filling(Display):
+    class Filling(Observer):
         def round(self, round):
             self.last = round.round
 
@@ -498,7 +498,7 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(
         with pytest.raises(
             Unwritable, match=r"the results of round 5 cannot be written to .*No space left"
         ) as error:
-            rayfed.run(tables, to_disk, display=Filling())
+            rayfed.run(tables, to_disk, observers=[Filling()])
         assert error.value.exit_code == 75, "the run can be resumed"
         assert "rounds up to 4 are recorded in" in error.value.__notes__[0]
         assert "to continue after round 2" in error.value.__notes__[1]
@@ -516,7 +516,10 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(
 )
 @pytest.mark.parametrize(
     ("size", "finished", "why"),
-    [(300, 0, "cannot be written to: "), (800, 1, "no checkpoint of round 1 was written")],
+    [
+        (150, 0, "no checkpoint of round 0 was written"),
+        (800, 1, "no checkpoint of round 1 was written"),
+    ],
 )
 def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(
     tables, tmp_path, size, finished, why
@@ -535,23 +538,29 @@ def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(
     assert read_summary(tmp_path / "runs/run")["rounds"] == finished
 
 
-def test_a_flipped_bit_in_any_shard_loses_nothing(tables, tmp_path, whole, caplog):
-    """Both kept checkpoints name older shards."""
+def test_a_damaged_memory_is_named_and_an_earlier_checkpoint_is_used_if_it_has_another(
+    tables, tmp_path, whole, caplog
+):
+    """Where both checkpoints need the file, the run cannot continue, and the message names it."""
     rayfed.run(tables, {"train.num_rounds": 4})
-    shards = sorted((tmp_path / "runs/run/checkpoints").glob("*.shard"))
-    older = [
-        json.loads(file.read_text())["checkpoint"]["files"]
-        for file in shards[0].parent.glob("round-*.json")
-    ]
-    assert {file.name for file in shards} & older[0].keys() & older[1].keys()
-    for shard in shards:
-        content = bytearray(shard.read_bytes())
-        content[len(content) // 2] ^= 1
+    files = sorted((tmp_path / "runs/run/checkpoints/memories").iterdir())
+    ends = set()
+    for file in files:
         shutil.copytree(tmp_path / "runs", tmp_path / "again")
-        (tmp_path / "again/run/checkpoints" / shard.name).write_bytes(content)
-        assert outcome(rayfed.resume(tmp_path / "again/run", {"train.num_rounds": 5})) == whole
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        (tmp_path / "again/run/checkpoints/memories" / file.name).write_bytes(content)
+        refusal = ""
+        try:
+            assert outcome(rayfed.resume(tmp_path / "again/run", {"train.num_rounds": 5})) == whole
+            ends.add("earlier")
+        except InputError as error:
+            refusal = str(error)
+            ends.add("none")
+        if refusal:
+            assert f"'{file.name}' is not as it was written" in refusal
         shutil.rmtree(tmp_path / "again")
-    assert "is not as it was written: its second copy is read" in caplog.text
+    assert ends == {"earlier", "none"}
 
 
 def test_a_clients_round_can_be_replayed(tables):
@@ -633,7 +642,7 @@ def test_a_round_after_which_ray_may_end_the_process_has_a_checkpoint_at_once(ta
     monkeypatch.setattr(ThisProcess, "finished", lambda workers, round: round.round == 3)
     there = {}
 
-    class Looks(Display):
+    class Looks(Observer):
         def round(self, round):
             saved = newest(Folder(str(Path(tables["output"]["path"], "run/checkpoints"))))
             there[round.round] = saved and saved.round

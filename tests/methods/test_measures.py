@@ -19,7 +19,7 @@ from rayfed.job import read_job
 from rayfed.methods import RECIPES, fedavg, fedntd
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import measures
+from rayfed.rounds import engine, measures
 from rayfed.rounds.engine import open_round, rounds
 from rayfed.rounds.measures import Seen, sampled
 from rayfed.runtime.this_process import ThisProcess
@@ -198,7 +198,7 @@ def states_after_training(site, last):
     names = dict(site.model.named_parameters())
     found = {}
     for client in opening.cohort.answered:
-        (reply,) = workers.train(opening.broadcast, [(client,)], {})
+        (reply,) = engine.train(site, workers, opening.broadcast, [(client,)], {})
         found[client] = unpack(reply.summands)["average"]["weights"].values
     return names, found
 
@@ -301,7 +301,9 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
                     site.federation, test=test.take(np.flatnonzero(domains == code))
                 ),
             )
-            own = ThisProcess(only).evaluate(round.weights)().confusion
+            own = engine.evaluated(
+                only, round, engine.begin_evaluation(only, ThisProcess(only), round)
+            ).evaluation.confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
         shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
         assert shares / 30 == pytest.approx(round.test_accuracy)

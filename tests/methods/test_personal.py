@@ -15,7 +15,7 @@ from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import client_work
+from rayfed.rounds import client_work, engine
 from rayfed.rounds.engine import open_round
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
@@ -314,7 +314,7 @@ def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make
     opening = open_round(site, last, ThisProcess(site), clients=[0, 1, 2, 3, 4, 5])
     once = {}
     for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
-        for task in ThisProcess(site).train(opening.broadcast, tasks, last.memories):
+        for task in engine.train(site, ThisProcess(site), opening.broadcast, tasks, last.memories):
             for reply in task.clients:
                 own = unpack(reply.memory)["slots"]["local_head"]
                 for name, w in once.setdefault(reply.row.client, own).items():

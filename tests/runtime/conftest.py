@@ -104,7 +104,7 @@ def cluster(_small):
 @pytest.fixture
 def ready():
     """How many actors of a pool have opened the run: some are at work on the next round already."""
-    return lambda pool: len(pool._crew.idle) + len(pool._dispatch._working)
+    return lambda pool: len(pool._crew.idle) + len(pool._working)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def played(bits):
         every = []
         for round in rounds(site, workers):
             every.append(round)
-            workers.finished(round)
+            workers.round(round)
             if round.round:
                 between(round)
         recalled = [

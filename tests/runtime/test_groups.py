@@ -3,20 +3,17 @@
 import os
 import re
 import signal
-from collections import deque
-from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
-from ray.exceptions import ObjectLostError
 
 from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
-from rayfed.rounds.tasks import GROUP, MOST_BYTES, add_up, grouped
-from rayfed.runtime.crew import Member
-from rayfed.runtime.dispatch import Dispatch
-from rayfed.runtime.stage import Answer, Call, Stage
+from rayfed.rounds.executor import AddUp, Train
+from rayfed.rounds.tasks import GROUP, MOST_BYTES, Assignment, add_up, grouped
+from rayfed.runtime.items import Answer, Call, Item, State, text_of
+from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
 MANY = [[20] * 4, *[[2] * 4] * 12]  # 13 clients, of which some share a task
@@ -55,7 +52,7 @@ def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, si
         sums.append(replies)
         return add_up(stage, replies)
 
-    monkeypatch.setattr("rayfed.runtime.this_process.add_up", added)
+    monkeypatch.setattr("rayfed.rounds.executor.add_up", added)
     here(site)
     of_round = sums[: len(sums) // 3]
     assert len(of_round) > 2
@@ -81,58 +78,25 @@ def test_groups_have_the_same_bits_on_ray(in_groups, cluster, site, here, on_ray
 
 
 def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
-    calls = [Call(1, task=(client,), num_objects=1) for client in range(3)] + [
-        Call(3, num_objects=1, adds=range(3))
-    ]
-    stage = Stage(
-        "train", 1, calls, None, lambda error, calls: pytest.fail("none of the trees is lost")
-    )
-    assert (stage.turns, [stage.next_message(1) for _ in range(3)]) == (
-        [3],
-        [range(i, i + 1) for i in range(3)],
-    )
-    references = [ray.ObjectRef(os.urandom(28)) for _ in range(3)]
-    for index in (2, 0, 1):
-        assert not stage.waiting
-        stage.answered(index, Answer(None, None, [references[index]], 0.0))
-    assert (stage.done, stage.next_message(1), stage.text(range(3, 4))) == (
+    work = Train(1, {}, False)
+    parts = [Item(work, [Assignment((client,), {})], 1, client) for client in range(3)]
+    whole = Item(AddUp(1), None, 3, 3, parts)
+    call = Call(work, {}, [whole], 1)
+    assert [call.next_message(1, evenly=False) for _ in range(3)] == [[part] for part in parts]
+    for part in reversed(parts):
+        assert not call.waiting
+        call.answered(part, Answer(None, None, ["a sum"], 0.0))
+    assert (call.done, call.next_message(1, evenly=False), text_of([whole])) == (
         3,
-        range(3, 4),
+        [whole],
         "the sum of tasks 1 to 3, round 1",
     )
-    lost = ObjectLostError(references[1].hex(), "", "")
-    assert (stage.to_run_again(range(3, 4), lost), stage.done) == (range(1, 2), 2)
-    stage.wait_again(range(1, 2))
-    assert [*stage.waiting] == [1]
-    stage.next_message(1)
-    stage.answered(1, Answer(None, None, [references[1]], 0.0))
-    assert [*stage.waiting] == [3]
-
-
-def test_sums_are_made_on_nodes_that_make_the_fewest():
-    """As far as no Ray is needed: its actors are names, which are never done."""
-    calls = [
-        Call(1, num_objects=1, adds=range(10 + 2 * number, 12 + 2 * number)) for number in range(4)
-    ]
-    calls += [Call(1)] * 6 + [Call(1, task=(client,), num_objects=1) for client in range(8)]
-    made = []
-
-    def add(actor, answers):
-        made.append(actor)
-        return [ray.ObjectRef(os.urandom(28))] * 2
-
-    stage = Stage("train", 1, calls, None, None, add=add)
-    stage.waiting.clear()
-    members = deque(
-        Member(f"{node}-{number}", f"{node}-{number}", node_id=node)
-        for node in "ab"
-        for number in range(3)
-    )
-    dispatch = Dispatch(SimpleNamespace(idle=members), None, 0, None)
-    for index in range(10, 18):
-        stage.answered(index, Answer(Member("x", "x", node_id="c"), None, [None], 0.0))
-    dispatch.begin(stage)
-    assert [actor[0] for actor in made] == ["a", "b", "a", "b"]
+    whole.state = State.WAITING
+    call.wait_again([parts[1]])
+    assert (call.done, [*call.waiting]) == (2, [parts[1]])
+    call.next_message(1, evenly=False)
+    call.answered(parts[1], Answer(None, None, ["a sum"], 0.0))
+    assert [*call.waiting] == [whole]
 
 
 @pytest.fixture
@@ -142,13 +106,13 @@ def at_first_sum(monkeypatch):
     def arrange(harm):
         harmed = []
 
-        def send(stage, actor, indices, send=Stage.send):
-            if stage.calls[indices[0]].adds and stage.round == 2 and not harmed:
-                harmed.append(actor)
-                harm(actor)
-            return send(stage, actor, indices)
+        def send(pool, call, items, worker, send=Pool._send):
+            if items[0].parts and call.work.round == 2 and not harmed:
+                harmed.append(worker.actor)
+                harm(worker.actor)
+            return send(pool, call, items, worker)
 
-        monkeypatch.setattr(Stage, "send", send)
+        monkeypatch.setattr(Pool, "_send", send)
         return harmed
 
     return arrange

@@ -82,10 +82,12 @@ class Harm(Part):
 class Backwards(ThisProcess):
     """Trains the last task first."""
 
-    def train(self, broadcast, tasks, memories):
-        train = super().train
-        done = {task: next(train(broadcast, [task], memories)) for task in reversed(tasks)}
-        yield from (done[task] for task in tasks)
+    def map(self, work, items, shared):
+        if work.kind != "train":
+            yield from super().map(work, items, shared)
+            return
+        done = [next(super(Backwards, self).map(work, [item], shared)) for item in reversed(items)]
+        yield from reversed(done)
 
 
 @pytest.mark.parametrize("what", HARMS)

@@ -33,9 +33,7 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
         array.flags.owndata
         for array in (shared.federation.train.examples, shared.federation.test.examples)
     )
-    monkeypatch.setattr(
-        "rayfed.runtime.ray_workers.SMALL", 0
-    )  # else the model goes along with each call
+    monkeypatch.setattr("rayfed.runtime.pool.SMALL", 0)  # else the model goes along with each call
     monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
     with pool_on(shared, "lean", actors=1) as pool:
         assert played(shared, pool) == expected
@@ -128,7 +126,7 @@ def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
     site = make_site(scaffold(), num_rounds=100, lr_decay=1.0, lr=0.01)
     with pool_on(site, "flat", actors=2) as pool:
         for round in rounds(site, pool):
-            pool.finished(round)
+            pool.round(round)
             if round.round and round.round % 10 == 0:
                 seen.append(look())
     processes, store = zip(*seen, strict=True)

@@ -32,7 +32,7 @@ SELECTOR = re.compile(r"(\w+)\{(.*?)\}")
 DRIVER = """
 import sys, rayfed, rayfed.experiment
 
-class Held(rayfed.experiment.Display):
+class Held(rayfed.Observer):
     def client(self, done, total):
         if self.round_done == 2 and done >= 2:  # the gauges still show what was done before
             print(*self.figures, self.done, flush=True)
@@ -43,7 +43,7 @@ class Held(rayfed.experiment.Display):
         self.figures = round.test_accuracy, round.test_loss, round.forgetting, round.seconds
 
 job, overrides = sys.argv[1], dict(pair.split("=") for pair in sys.argv[2:])
-rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3}, display=Held())
+rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3}, observers=[Held()])
 """
 
 

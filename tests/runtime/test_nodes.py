@@ -31,10 +31,11 @@ from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import crew, dispatch, heartbeat
+from rayfed.runtime import crew, heartbeat
+from rayfed.runtime import pool as pool_module
 from rayfed.runtime.crew import Crew
-from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
+from rayfed.runtime.pool import Pool
 from rayfed.runtime.session import Stored, open_actors
 
 GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)  # torch before 2.8 has no such class
@@ -296,23 +297,24 @@ def test_a_reply_is_lost_with_its_node(
 ):
     removed = []
 
-    def fetched(dispatch, stage, turn, begun, fetch=Dispatch._fetched):
+    def fetched(pool, call, item, begun, fetch=Pool._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
         if (
-            turn in stage.answers
-            and stage.answers[turn].member.node_id == node.node_id
+            call.work.kind == "train"
+            and item.came
+            and item.came.worker.node_id == node.node_id
             and not removed
         ):
             removed.append(cluster.remove_node(node))
-        return fetch(dispatch, stage, turn, begun)
+        return fetch(pool, call, item, begun)
 
     site = make_site(scaffold(), clients_per_round=6)
     expected = here(site)
     with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
-        monkeypatch.setattr(Dispatch, "_fetched", fetched)
+        monkeypatch.setattr(Pool, "_fetched", fetched)
         monkeypatch.setattr(
-            dispatch, "bring", lambda objects: None
+            pool_module, "bring", lambda objects: None
         )  # these small ones would all be there in time
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
@@ -335,12 +337,12 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     silent, went_on = [], []
 
-    def arrived(dispatch, message, arrived=Dispatch._arrived):
-        if message.member.node_id != node.node_id:
+    def arrived(dispatch, message, arrived=Pool._arrived):
+        if message.worker.node_id != node.node_id:
             went_on.extend(dispatch._coming)
-        elif message.stage.kind == "train" and not silent:
+        elif message.kind == "train" and not silent:
             os.kill(raylet, signal.SIGSTOP)
-            silent.append(str(message.member))
+            silent.append(str(message.worker))
         arrived(dispatch, message)
 
     site = make_site(compose(fedavg(), Slow()), clients_per_round=6, num_rounds=2)
@@ -348,7 +350,7 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
     with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         raylet = node.all_processes["raylet"][0].process.pid
-        monkeypatch.setattr(Dispatch, "_arrived", arrived)
+        monkeypatch.setattr(Pool, "_arrived", arrived)
         try:
             with pool_on(site, "silent", actors=2, deadline=6.0) as pool:
                 assert played(site, pool) == expected

@@ -1,7 +1,5 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
-import os
-from collections import deque
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 import rayfed
-from rayfed.base.errors import ClientFailed, RunFailed, WorkersLost
+from rayfed.base.errors import RunFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import RayOptions, read_job
 from rayfed.methods import (
@@ -28,11 +26,13 @@ from rayfed.methods import (
     scaffold,
     switch,
 )
+from rayfed.rounds.executor import Survey
 from rayfed.rounds.site import open_site
 from rayfed.runtime import slots
-from rayfed.runtime.crew import Crew, Member
-from rayfed.runtime.dispatch import Dispatch
-from rayfed.runtime.stage import Call, Stage
+from rayfed.runtime.crew import Crew, State, Worker
+from rayfed.runtime.items import Call, Item
+from rayfed.runtime.policy import FATE, Decision, Tries, Trouble, decide
+from rayfed.runtime.policy import Work as Todo
 
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
 
@@ -145,7 +145,7 @@ def test_text_and_tables_have_the_same_bits_on_ray(cluster, here, on_ray, tmp_pa
 
 @pytest.mark.slow
 def test_virtual_time_and_drop_outs_have_the_same_rounds_on_ray(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)
+    monkeypatch.setattr("rayfed.observers.page.write_page", lambda path: None)
     job = {
         "method": "scaffold",
         "data": {"partition": {"name": "shards", "s": 2, "num_clients": 10}},
@@ -231,26 +231,27 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
     """With `local_steps`, clients of few images do nearly as much work as a client of many."""
     messages = []
 
-    def next_message(stage, actors, next_message=Stage.next_message):
-        indices = next_message(stage, actors)
-        messages.append([stage.calls[index] for index in indices])
-        return indices
+    def next_message(call, actors, evenly, next_message=Call.next_message):
+        items = next_message(call, actors, evenly=evenly)
+        messages.append(items)
+        return items
 
-    monkeypatch.setattr(Stage, "next_message", next_message)
+    monkeypatch.setattr(Call, "next_message", next_message)
     site = make_site(
         compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work
     )
     assert on_ray(site, actors) == here(site)
-    assert {call.size for calls in messages for call in calls if call.task} == {large, small}
+    assert {item.size for items in messages for item in items if item.clients} == {large, small}
     assert (max(map(len, messages)) > 1) == (large >= 2 * small), (
         "some go together where they are small enough"
     )
 
 
-def _stage(sizes, most=4):
-    return Stage(
-        "train", 1, [Call(size, task=(i,)) for i, size in enumerate(sizes)], None, None, most
-    )
+WORK = Survey(1, {})
+
+
+def _call(sizes, most=4):
+    return Call(WORK, {}, [Item(WORK, (i,), size, i) for i, size in enumerate(sizes)], most)
 
 
 @pytest.mark.parametrize("actors", range(1, 6))
@@ -259,14 +260,14 @@ def _stage(sizes, most=4):
     "sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]]
 )
 def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, most, actors):
-    stage, sent = _stage(sizes, most), []
-    while stage.waiting:
+    call, sent = _call(sizes, most), []
+    while call.waiting:
         room = min(max(sizes), sum(sizes[len(sent) :]) / (2 * actors))
-        message = stage.next_message(actors)
-        assert message.start == len(sent), "in their order"
+        message = [item.number for item in call.next_message(actors, evenly=False)]
+        assert message == [*range(len(sent), len(sent) + len(message))], "in their order"
         assert len(message) == 1 or sum(sizes[i] for i in message) <= room
-        one_more = sum(sizes[message.start : message.stop + 1])
-        assert len(message) == most or message.stop == len(sizes) or one_more > room, (
+        one_more = sum(sizes[message[0] : message[-1] + 2])
+        assert len(message) == most or message[-1] + 1 == len(sizes) or one_more > room, (
             "and no shorter"
         )
         assert len(message) <= most
@@ -274,37 +275,22 @@ def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(siz
     assert sent == [*range(len(sizes))]
 
 
-def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
-    stage, dispatch = _stage([100, *[10] * 30]), Dispatch(None, None, 1, lambda: None)
-    assert stage.next_message(1) == range(1)
-    lost = stage.next_message(1)
-    assert lost == range(1, 5)
-    dispatch._run_again(stage, lost, "lost")
-    assert [stage.next_message(1) for _ in range(4)] == [range(i, i + 1) for i in lost]
-    assert len(stage.next_message(1)) > 1
-    dispatch._run_again(stage, range(3, 4), "lost")
-    with pytest.raises(
-        WorkersLost,
-        match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time",
-    ):
-        dispatch._run_again(stage, range(3, 4), "lost")
-
-
 # All that a crew without a Ray reads of its site.
 A_SITE = SimpleNamespace(job=read_job({"name": "tiny"}))
 
 
 def crew_of(count, other_bits, monkeypatch):
-    """A crew of so many members, without a Ray; and the actors that it has killed."""
+    """A crew of so many workers, without a Ray; and the actors that it has killed."""
     killed = []
     monkeypatch.setattr(ray, "kill", killed.append)
     crew = Crew(RayOptions(), "tiny", A_SITE, None, count, None, other_bits)
-    crew._members += [Member(f"actor-{number}", f"actor-{number}") for number in range(count)]
+    for number in range(count):
+        crew._members.append(Worker(f"actor-{number}", f"actor-{number}", State.OPENING))
     return crew, killed
 
 
 @pytest.mark.parametrize("differs", ["instructions", "maker", "torch", "more", "fewer"])
-def test_a_member_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
+def test_a_worker_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
     first = {"instructions": "AVX2", "maker": "one", "torch": "2"}
     changed = {"more": {**first, "new": "x"}, "fewer": {"maker": "one", "torch": "2"}}
     other = changed.get(differs, {**first, differs: "another"})
@@ -320,21 +306,12 @@ def test_a_member_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
         crew._admit(two, other)
 
 
-def test_members_on_other_hardware_are_taken_where_other_bits_are_allowed(monkeypatch):
+def test_workers_on_other_hardware_are_taken_where_other_bits_are_allowed(monkeypatch):
     crew, killed = crew_of(2, True, monkeypatch)
     one, two = crew._members
     kinds = [{"maker": "one"}, {"maker": "two"}]
     assert crew._admit(one, kinds[0]) and crew._admit(two, kinds[1]) and crew._admit(one, kinds[1])
     assert (crew.kinds, killed, crew._mixed) == (kinds, [], "")
-
-
-@pytest.mark.parametrize("limit", [0, 1, 3])
-def test_a_piece_of_work_is_tried_again_exactly_as_often_as_the_job_says(limit):
-    stage, dispatch = _stage([10]), Dispatch(None, None, limit, lambda: None)
-    for _ in range(limit):
-        dispatch._run_again(stage, stage.next_message(1), "lost")
-    with pytest.raises(WorkersLost, match=f"lost {limit + 1} times, and ray.max_retries = {limit}"):
-        dispatch._run_again(stage, stage.next_message(1), "lost")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -363,32 +340,27 @@ def test_a_run_of_a_grid_is_begun_again_exactly_as_often_as_the_job_says(limit, 
     assert f"was lost or locked out {limit + 1} times, the last time: its node is" in ended.message
 
 
-def test_stages_are_handed_out_in_their_order_and_of_one_that_has_failed_nothing_more():
-    """As far as no Ray is needed: its actors are names, which are never done."""
-    sent = []
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_an_item_is_tried_again_exactly_as_often_as_the_job_says(limit):
+    for losses in range(limit):
+        assert decide(Trouble.WORKER, Tries(losses=losses, max_retries=limit)).work is Todo.RETRY
+    assert decide(Trouble.WORKER, Tries(losses=limit, max_retries=limit)).work is Todo.GIVE_UP
 
-    def stage_of(kind, count):
-        def submit(actor, calls):
-            sent.extend((kind, *call.task) for call in calls)
-            return [ray.ObjectRef(os.urandom(28))]
 
-        return Stage(kind, 1, [Call(1, task=(number,)) for number in range(count)], submit, None)
-
-    crew = SimpleNamespace(idle=deque(Member(f"actor-{number}", None) for number in range(2)))
-    dispatch, evaluate, train = (
-        Dispatch(crew, None, 0, None),
-        stage_of("evaluate", 3),
-        stage_of("train", 9),
+def test_a_lost_item_is_tried_alone_and_only_then_a_loss_counts():
+    call = _call([100, *[10] * 30])
+    assert len(call.next_message(1, evenly=False)) == 1
+    lost = call.next_message(1, evenly=False)
+    assert [item.number for item in lost] == [1, 2, 3, 4]
+    assert decide(Trouble.WORKER, Tries(together=4, max_retries=1)) == Decision(
+        FATE[Trouble.WORKER], Todo.RETRY, False
     )
-    dispatch.begin(evaluate)
-    dispatch.begin(train)
-    assert sent == [("evaluate", 0), ("evaluate", 1)]
-    crew.idle.extend([Member("actor-0", None), Member("actor-1", None)])
-    dispatch._hand_out()
-    assert sent[2:] == [("evaluate", 2), ("train", 0)], (
-        "training goes to actors while the evaluation ends"
-    )
-    train.end(ClientFailed("wrong", None, 1))
-    crew.idle.append(Member("actor-0", None))
-    dispatch._hand_out()
-    assert len(sent) == 4
+    call.wait_again(lost)
+    assert [[item.number for item in call.next_message(1, evenly=False)] for _ in range(4)] == [
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
+    assert len(call.next_message(1, evenly=False)) > 1
+    assert decide(Trouble.WORKER, Tries(losses=1, max_retries=1)).work is Todo.GIVE_UP

@@ -16,9 +16,9 @@ import ray
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder
-from rayfed.folder.owner import lock
+from rayfed.folder.checkpoint import newest
+from rayfed.folder.lock import locked as held_lock
 from rayfed.folder.places import folder_of
-from rayfed.folder.saved import newest
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.grid.cells import expand
@@ -152,9 +152,8 @@ def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(
     ends = [dying(9, few), read_job(jobs[1].table(), {**few, "train.lr": 1e30})]
     ends += [read_job(job.table(), few) for job in jobs[2:]]
     folder_of(jobs[2]).mkdir(parents=True)
-    held = lock(folder_of(jobs[2]))
-    ended = {one.job.name: one for one in run_many(ends)}
-    os.close(held)
+    with held_lock(folder_of(jobs[2])):
+        ended = {one.job.name: one for one in run_many(ends)}
     assert [ended[job.name].exit_code for job in ends] == [75, 1, 75, 0]
     lost, diverged, locked, _ = (ended[job.name].message for job in ends)
     assert "the process of the run was lost or locked out 2 times" in lost

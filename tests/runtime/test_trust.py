@@ -363,9 +363,9 @@ def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(
 LISTEN = """
 import os, subprocess
 import rayfed
-from rayfed.experiment import Display
+from rayfed import Observer
 
-class Look(Display):
+class Look(Observer):
     def round(self, round):
         if round.round == 1:
             told = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
@@ -374,7 +374,7 @@ class Look(Display):
             print("PIDS", os.getpid(), *session.stdout.split())
 
 small = {"name": "n", "train": {"num_rounds": 1, "clients_per_round": 1}, "data": {"partition": {"num_clients": 100}}}
-rayfed.run({**small, "ray": {"mode": "MODE", "actors": 1}}, display=Look())
+rayfed.run({**small, "ray": {"mode": "MODE", "actors": 1}}, observers=[Look()])
 """
 
 

@@ -67,7 +67,7 @@ def client_accuracies(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Each round with measured clients, and their models' class accuracies (K, C); nan without test examples.
 
-    `cells` are those of the confusion matrices, as `folder.read.confusions` gives them.
+    `cells` are those of the confusion matrices, as `report.read.confusions` gives them.
     """
     of_clients = {name: column[cells["client"] >= 0] for name, column in cells.items()}
     for round in np.unique(of_clients["round"]).tolist():

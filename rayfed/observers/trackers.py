@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError, cut
 from rayfed.base.files import write_text
-from rayfed.folder.forgetting import by_round, client_accuracies
 from rayfed.folder.places import folder_of
-from rayfed.folder.read import classes_of, confusions
 from rayfed.folder.summary import read_json, read_summary
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import confusions, read_table
 from rayfed.job import Job, flat
+from rayfed.report.forgetting import by_round, client_accuracies
+from rayfed.report.read import classes_of
+from rayfed.rounds.observer import Observer, Outcome
+from rayfed.rounds.round import Round
 
 PATIENCE = 30.0  # seconds that the end of a run waits for its trackers
 
@@ -141,46 +143,42 @@ def mlflow(job: Job, path: Path, id: str | None) -> Tracker:
 TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
-@contextmanager
-def tracking(job: Job) -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told the number of each round that is recorded in the job's folder.
+class Tracking(Observer):
+    """Sends a run's curves to one tracker, in a thread: the run waits for it at its end alone."""
 
-    Raises `InputError`, with the command that helps, where a package that a tracker needs is not installed.
-    """
-    for package in job.track:
-        found = importlib.util.find_spec(package)
-        if (
-            found is None or found.origin is None
-        ):  # none, or just a folder of this name here, such as W&B makes
+    def __init__(self, name: str, job: Job) -> None:
+        """Raise `InputError`, with the command that helps, if the tracker's package is not installed."""
+        found = importlib.util.find_spec(name)
+        # A folder of this name, such as W&B makes, is found too, but has no origin.
+        if found is None or found.origin is None:
             raise InputError(
-                f"track: {package} is not installed here, where the run is driven: "
-                f"pip install 'rayfed-distill[{package}]'"
+                f"track: {name} is not installed here, where the run is driven: "
+                f"pip install 'rayfed-distill[{name}]'"
             )
-    news: dict[
-        str, SimpleQueue[int | None]
-    ] = {}  # of each tracker: rounds that are recorded; None: no more
-    followers: dict[str, Future[None]] = {}
+        self._name, self._job = name, job
+        # Rounds that are recorded; None: no more.
+        self._news: SimpleQueue[int | None] = SimpleQueue()
+        self._follower: Future[None] | None = None
 
-    def recorded(round: int) -> None:
-        for name in job.track:
-            if name not in news:  # a run that is refused before its first round is at no tracker
-                news[name] = SimpleQueue()
-                followers[name] = aside(_follow, name, job, news[name])
-            news[name].put(round)
+    def round(self, round: Round) -> None:
+        self._send(round.round)
 
-    try:
-        yield recorded
-        if not news:  # no round was left to play: send what was missed
-            recorded(read_summary(folder_of(job)).get("rounds", 0))
-    finally:
-        for queue in news.values():
-            queue.put(None)
-        wait(followers.values(), PATIENCE)
-        for name, follower in followers.items():
-            if not follower.done():
-                _give_up(
-                    name, job, f"it did not answer within {PATIENCE:g} seconds after the last round"
-                )
+    def ended(self, outcome: Outcome) -> None:
+        if self._follower is None and outcome.error is None:
+            # No round was left to play: send what was missed before.
+            self._send(read_summary(folder_of(self._job)).get("rounds", 0))
+        self._news.put(None)
+        if self._follower is not None:
+            wait([self._follower], PATIENCE)
+            if not self._follower.done():
+                why = f"it did not answer within {PATIENCE:g} seconds after the last round"
+                _give_up(self._name, self._job, why)
+
+    def _send(self, number: int) -> None:
+        # A run that is refused before its first round is at no tracker.
+        if self._follower is None:
+            self._follower = aside(_follow, self._name, self._job, self._news)
+        self._news.put(number)
 
 
 def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
@@ -197,8 +195,10 @@ def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
                     tracker.log(round, values)
                     sent = round
         finally:
-            tracker.close(read_summary(path).get("status", ""))  # it keeps what it has
-    except BaseException as error:  # a library may even exit
+            # It keeps what it has.
+            tracker.close(read_summary(path).get("status", ""))
+    except BaseException as error:
+        # A library may even exit.
         _give_up(name, job, cut(f"{type(error).__name__}: {error}", 1000))
 
 

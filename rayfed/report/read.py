@@ -6,7 +6,6 @@ round 0; `C` classes, `N` clients.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -17,21 +16,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfed.base.errors import InputError, nearest
-from rayfed.base.files import read_regular, write_text
 from rayfed.data.unevenness import unevenness
-from rayfed.folder.forgetting import Series, by_round, client_accuracies
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
-from rayfed.folder.tables import read_table, without_early_forgetting
+from rayfed.folder.tables import (
+    Columns,
+    columns_of,
+    confusions,
+    read_table,
+    without_early_forgetting,
+)
 from rayfed.job import read_toml
+from rayfed.report.forgetting import Series, by_round, client_accuracies
 
-Columns = dict[str, np.ndarray]
 MOST_ACROSS = (
     400  # columns of a picture of a partition; if there are more clients, several share one
 )
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
-NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")
-ORDER = "grid-order.txt"  # in a grid's folder: its runs in the order of its job file
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def forgetting(self) -> dict[str, Series]:
-        """By name of a definition, as `folder.forgetting.by_round` has it."""
+        """By name of a definition, as `report.forgetting.by_round` has it."""
         clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))
         return by_round(
             self.class_rounds, self.class_accuracy, self.class_seen, self.eval_every, clients
@@ -129,83 +129,6 @@ class ClassLoss(NamedTuple):
     peak_round: int
     last: float  # in the last evaluated round
     lost: float
-
-
-def _is_run(folder: Path) -> bool:
-    beside = ("summary.json", "environment.json", "rounds.parquet")
-    return (folder / "job.toml").is_file() and any((folder / name).exists() for name in beside)
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none.
-
-    The runs of a grid come in the order of its job file, others in the order of their names. A job file of the user's
-    may lie in a folder above the runs.
-    """
-    if _is_run(folder):
-        return [folder]
-    jobs = [file.parent for file in folder.rglob("job.toml")]
-    found = [each for each in jobs if _is_run(each)] or jobs
-    if found:
-        orders: dict[Path, dict[str, int]] = {}
-        return sorted(found, key=lambda run: _place(run, orders))
-    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
-    why = why if folder.exists() else f"there is no such folder{near_run(folder)}"
-    raise InputError(f"'{folder}' is not the folder of a run: {why}")
-
-
-def near_run(folder: Path) -> str:
-    """Return the end of a message about a folder that is missing: the run that was probably meant, or ''.
-
-    It is the folder of this name in `runs`, or a run or grid beside the missing folder with nearly its name.
-    """
-    in_runs = Path("runs") / folder
-    if in_runs.is_dir():
-        return f"; did you mean '{in_runs}'?"
-    with suppress(OSError):
-        beside = [
-            each.name
-            for each in folder.parent.iterdir()
-            if (each / "job.toml").is_file() or (each / ORDER).is_file()
-        ]
-        near = nearest(folder.name, beside, 0.6)
-        return f"; did you mean '{folder.with_name(near)}'?" if near else ""
-    return ""
-
-
-def write_order(grid: Path, runs: Sequence[Path]) -> None:
-    """Note in a grid's folder the order of its runs, as its job file has them; runs noted before come after these."""
-    names = [str(run.relative_to(grid)) for run in runs]
-    before = read_order(grid)
-    if set(names) <= set(before):
-        return  # a part of the grid
-    write_text(grid / ORDER, "\n".join(dict.fromkeys([*names, *before])) + "\n")
-
-
-def read_order(grid: Path) -> list[str]:
-    """The runs that a grid's folder notes, as paths in it; empty for a folder that is not a grid's."""
-    try:
-        return read_regular(grid / ORDER).decode().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-
-
-def _place(run: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
-    """What runs are sorted by: their grid's name, their place in the grid, their own name."""
-    for above in run.parents:
-        if above not in orders:
-            orders[above] = {name: place for place, name in enumerate(read_order(above))}
-        order = orders[above]
-        if order:
-            place = order.get(str(run.relative_to(above)), len(order))
-            return _natural(above), place, _natural(run)
-    return _natural(run), 0, _natural(run)
-
-
-def _natural(path: Path) -> list[float | str]:
-    """What a name is sorted by: seed-10 comes after seed-2, lr-0.1 after lr-1e-05."""
-    steps = NUMBER.split(str(path))
-    return [float(step) if place % 2 else step for place, step in enumerate(steps)]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -277,9 +200,9 @@ def read_run(folder: Path) -> Run:
         error=error,
         environment=read_environment(folder),
         summary={**summarise(rounds.to_pylist()), "ended_early": early, **_of_guess(ended)},
-        rounds=_columns(rounds),
+        rounds=columns_of(rounds),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
-        clients=_columns(read_table(folder, "clients")),
+        clients=columns_of(read_table(folder, "clients")),
         classes=names,
         class_rounds=by_class.rounds,
         class_accuracy=by_class.accuracy,
@@ -310,7 +233,7 @@ class Classes(NamedTuple):
 
 def classes_of(folder: Path) -> Classes:
     """The classes in the evaluated rounds of a run."""
-    columns = _columns(read_table(folder, "classes"))
+    columns = columns_of(read_table(folder, "classes"))
     number = int((columns["round"] == 0).sum())
     shape = -1, max(number, 1)
     rounds, accuracy, seen = (
@@ -372,32 +295,7 @@ def of_clients(folder: Path, *names: str) -> Columns:
     table = rows.select(["round", "client"])
     for name in names:
         table = table.append_column(name, pc.map_lookup(rows["notes"], name, "first"))
-    return _columns(table.drop_null())
-
-
-def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
-    """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
-
-    Of the rounds after `after`. Classes are indices.
-    """
-    table = read_table(folder, "confusions", after)
-    client = pc.fill_null(table["client"], -1)
-    codes = {
-        name: pc.index_in(table[name], pa.array(classes, pa.string()))
-        for name in ("class", "predicted")
-    }
-    return _columns(
-        pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]})
-    )
-
-
-def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
-    """The confusion matrices (C, C) of a round by client, as `confusions` has them, in that order."""
-    of_round = {name: column[cells["round"] == round] for name, column in cells.items()}
-    clients, first, index = np.unique(of_round["client"], return_index=True, return_inverse=True)
-    counts = np.zeros((len(clients), num_classes, num_classes), dtype=np.int64)
-    counts[index, of_round["class"], of_round["predicted"]] = of_round["count"]
-    return {int(clients[number]): counts[number] for number in np.argsort(first)}
+    return columns_of(table.drop_null())
 
 
 def dealt(
@@ -410,8 +308,3 @@ def dealt(
     return np.bincount(index, cells["count"], num_classes * columns).reshape(
         -1, columns
     ) / together, together
-
-
-def _columns(table: pa.Table) -> Columns:
-    """A table's columns but for its notes, which need more than an array."""
-    return {name: table[name].to_numpy() for name in table.column_names if name != "notes"}

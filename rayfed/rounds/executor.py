@@ -1,0 +1,310 @@
+"""Work of a round as pure functions, and the one verb for it: `map(work, items, shared)`.
+
+A kind of work is a frozen dataclass that says what is done with an item. What it does depends only
+on the worker's site, the shared trees and the item, so any worker may do it, and do it again.
+
+    work            an item                                     its result
+    Survey          a task                                      the task's summands, added up
+    Train           a group of tasks, with clients' memories    the group's summands, added up
+    AddUp           the replies of several tasks                their summands, added up
+    Evaluate        a range of test images                      an `Evaluation`
+    Activations     a range of test images                      `Activations`, or None
+
+`InProcess` is the meaning of `map`. A pool of workers must give the same results.
+"""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar, Protocol
+
+from rayfed.base.errors import ClientFailed, RunFailed
+from rayfed.rounds.client_work import Broadcast
+from rayfed.rounds.round import Kind, Memory, Round
+from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, at_client, task_text
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.wire import Packed, pack
+
+# The number of test images in an item. It is a constant, so the sum of losses has a fixed order.
+EVALUATION_CHUNK = 1000
+
+Piece = tuple[int, int]  # a range of test images
+Group = Sequence[Assignment]  # tasks whose sums are added before they come to the engine
+Item = Any  # what a kind of work is done for
+Result = Any  # what it returns
+Shared = Mapping[str, Tree]  # what all items of a call need, by name
+Trees = Mapping[str, Any]  # the same where the work is done: packed
+Progress = Callable[[int, int], None]  # called with how many clients have trained, of how many
+
+
+class Bench(Protocol):
+    """Serves the clients of a site. This is all that work may ask of the process it runs in."""
+
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]: ...
+
+    def train(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+    ) -> Iterator[TaskReply]: ...
+
+    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: str) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class Work(ABC):
+    """A kind of work, with the small values that all its items have in common."""
+
+    # It names the work in messages, and deadlines are learned for each kind.
+    kind: ClassVar[str]
+    # The round that the work is done for; 0 if it belongs to none.
+    round: int = 0
+
+    @abstractmethod
+    def run(self, bench: Bench, shared: Trees, items: Sequence[Item]) -> Iterator[Result]:
+        """Yield the result of each item, in order, at a bench that has the shared trees.
+
+        Several items come together so that the trees are unpacked once.
+        """
+
+    @abstractmethod
+    def text(self, items: Sequence[Item]) -> str:
+        """Describe the items in words, for messages."""
+
+    def clients(self, item: Item) -> Task:
+        """Return the clients whose work the item is; none in an evaluation."""
+        return ()
+
+    def parts(self, item: Item) -> Sequence[Item]:
+        """Cut an item into parts that workers may share; `AddUp` makes its result of theirs."""
+        return [item]
+
+
+@dataclass(frozen=True)
+class Survey(Work):
+    """Ask the clients of a task before the server decides what to send."""
+
+    kind: ClassVar[str] = "survey"
+    since: dict[str, int] = field(default_factory=dict)
+
+    def run(self, bench: Bench, shared: Trees, items: Sequence[Task]) -> Iterator[TaskReply]:
+        """Yield the reply of each task."""
+        return bench.survey(Broadcast(self.round, since=self.since, **shared), items)
+
+    def text(self, items: Sequence[Task]) -> str:
+        """Name the clients and the round."""
+        return task_text(joined(items), self.round, survey=True)
+
+    def clients(self, item: Task) -> Task:
+        """Return the clients of a task."""
+        return item
+
+
+@dataclass(frozen=True)
+class Train(Work):
+    """Train the clients of each task of a group, and add up what they send."""
+
+    kind: ClassVar[str] = "train"
+    since: dict[str, int] = field(default_factory=dict)
+    # Whether clients have a memory afterwards. A pool must know how many objects come back.
+    remembering: bool = False
+
+    def run(self, bench: Bench, shared: Trees, items: Sequence[Group]) -> Iterator[TaskReply]:
+        """Yield the reply of each group."""
+        tasks: list[Task] = []
+        memories: dict[int, Packed] = {}
+        for group in items:
+            for assignment in group:
+                tasks.append(assignment.clients)
+                memories.update(assignment.memories)
+        replies = bench.train(Broadcast(self.round, since=self.since, **shared), tasks, memories)
+        for group in items:
+            # A task alone keeps its sum as it is: that of a single client is in float32.
+            if len(group) == 1:
+                yield next(replies)
+            else:
+                yield add_up(f"round {self.round}", islice(replies, len(group)))
+
+    def text(self, items: Sequence[Group]) -> str:
+        """Name the clients and the round."""
+        return task_text(joined(self.clients(item) for item in items), self.round, survey=False)
+
+    def clients(self, item: Group) -> Task:
+        """Return the clients of a group."""
+        return joined(assignment.clients for assignment in item)
+
+    def parts(self, item: Group) -> Sequence[Group]:
+        """Return the tasks of a group, each as a group of its own."""
+        return [[assignment] for assignment in item]
+
+
+@dataclass(frozen=True)
+class AddUp(Work):
+    """Add the sums of several tasks. A pool does this for a group whose tasks it has spread."""
+
+    kind: ClassVar[str] = "add"
+
+    def run(
+        self, bench: Bench, shared: Trees, items: Sequence[Iterable[TaskReply]]
+    ) -> Iterator[TaskReply]:
+        """Yield the sum of each item's replies, which may be fetched one by one."""
+        for replies in items:
+            yield add_up(f"round {self.round}", replies)
+
+    def text(self, items: Sequence[Iterable[TaskReply]]) -> str:
+        """Name the round."""
+        return f"sums of tasks, round {self.round}"
+
+
+@dataclass(frozen=True)
+class Evaluate(Work):
+    """Measure the weights on a range of test images."""
+
+    kind: ClassVar[str] = "evaluation"
+
+    def run(self, bench: Bench, shared: Trees, items: Sequence[Piece]) -> Iterator[Any]:
+        """Yield the evaluation of each range."""
+        yield from bench.evaluate(shared["weights"], items, self.kind)
+
+    def text(self, items: Sequence[Piece]) -> str:
+        """Name the test images."""
+        return f"{self.kind} of test images {items[0][0]} to {items[-1][1]}"
+
+
+@dataclass(frozen=True)
+class Activations(Evaluate):
+    """See what the measured layers say of the classes, on a range of the sampled test images.
+
+    Where a model does not allow it, the result is None.
+    """
+
+    kind: ClassVar[str] = "activations"
+
+
+class Results(Protocol):
+    """The results of a call of `map`, one after the other. A generator is one."""
+
+    def __iter__(self) -> Iterator[Result]: ...
+
+    def __next__(self) -> Result: ...
+
+    def close(self) -> None:
+        """Drop the call: no result of it is wanted any more, and no item of it is begun."""
+
+
+class Executor(ABC):
+    """Has work done, in this process or on Ray. Values that stay where they are come as handles."""
+
+    @abstractmethod
+    def map(self, work: Work, items: Sequence[Item], shared: Shared) -> Results:
+        """Return each item's result, in the order of the items, each exactly once.
+
+        A pool begins at once, a single process when the first result is asked for. An error of the
+        work is raised by the results; that of a pool which is lost may be raised by this call.
+        """
+
+    @abstractmethod
+    def recall(self, memory: Memory) -> Packed:
+        """Fetch the memory behind a handle, on its way into a checkpoint."""
+
+    @abstractmethod
+    def remember(self, memory: Packed) -> Memory:
+        """Store a client's memory that comes out of a checkpoint; returns the handle to it."""
+
+    @abstractmethod
+    def kinds(self) -> Sequence[Kind]:
+        """List the kinds of hardware that have done the run's work since this process began."""
+
+    @abstractmethod
+    def may_end(self) -> bool:
+        """Say whether this process may soon be ended, so that a checkpoint is needed now."""
+
+    @abstractmethod
+    def round(self, round: Round) -> None:
+        """Use the moment between two rounds: the round is recorded."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
+class InProcess(Executor):
+    """Does the work here, item after item. Its `map` is the specification of every executor.
+
+    Trees are packed and unpacked as on Ray. The layout in memory is then the same, and so are the
+    last bits of what convolutions compute.
+    """
+
+    def __init__(self, bench: Bench, progress: Progress, may_go_on: Callable[[], None]) -> None:
+        self._bench = bench
+        self._progress = progress
+        # Called before each item; raises if the run was asked to stop.
+        self._may_go_on = may_go_on
+
+    def map(
+        self, work: Work, items: Sequence[Item], shared: Shared
+    ) -> Generator[Result, None, None]:
+        """Yield each item's result when it is asked for."""
+        packed = {name: pack(tree) for name, tree in shared.items()}
+        results = work.run(self._bench, packed, items)
+        done, total = 0, sum(len(work.clients(item)) for item in items)
+        for item in items:
+            self._may_go_on()
+            with naming_client(work, item):
+                result = next(results)
+            done += len(work.clients(item))
+            if work.kind == "train":
+                self._progress(done, total)
+            yield result
+
+    def recall(self, memory: Packed) -> Packed:
+        """Return the memory, which is its own handle here."""
+        return memory
+
+    def remember(self, memory: Packed) -> Packed:
+        """Return the memory, which is its own handle here."""
+        return memory
+
+    def may_end(self) -> bool:
+        """Return False: nothing here ends this process."""
+        return False
+
+    def round(self, round: Round) -> None:
+        """Do nothing: there is no cluster that could have changed."""
+
+
+@contextmanager
+def naming_client(work: Work, item: Item) -> Iterator[None]:
+    """Raise what a client's work raises as `RunFailed`, with the client and the round."""
+    clients = work.clients(item)
+    try:
+        yield
+    except RunFailed as error:
+        if clients:
+            error.client, error.round = at_client(error, ()), work.round
+        raise
+    except Exception as error:
+        if not clients:
+            raise
+        client = at_client(error, clients)
+        named = clients if client is None else (client,)
+        words = task_text(named, work.round, survey=work.kind == "survey")
+        said = f"{words} failed:\n{traceback.format_exc().rstrip()}"
+        raise ClientFailed(said, client, work.round) from error
+
+
+def pieces_of(images: int) -> list[Piece]:
+    """Cut the test images into ranges."""
+    starts = range(0, images, EVALUATION_CHUNK)
+    return [(start, min(start + EVALUATION_CHUNK, images)) for start in starts]
+
+
+def joined(tasks: Iterable[Task]) -> Task:
+    """Return the clients of several tasks, in order."""
+    clients: list[int] = []
+    for task in tasks:
+        clients.extend(task)
+    return tuple(clients)

@@ -1,0 +1,142 @@
+"""What every executor keeps to, in this process and on Ray: `InProcess` is the meaning of `map`."""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from rayfed.base.errors import ClientFailed
+from rayfed.job import RayOptions
+from rayfed.methods import Part, compose, scaffold
+from rayfed.rounds import engine
+from rayfed.rounds.executor import Activations, Evaluate, pieces_of
+from rayfed.runtime.this_process import ThisProcess
+from rayfed.tensors.weights import state_of
+
+PIECES = [(0, 7), (7, 11), (11, 30)]
+
+
+@dataclass(frozen=True)
+class Visits(Part):
+    """Writes the number of each client to a file, when it is its turn; client 4 may fail."""
+
+    file: str
+    fails: bool = False
+
+    def begin(self, client):
+        with open(self.file, "a") as file:
+            file.write(f"{client.id}\n")
+        if self.fails and client.id == 4:
+            raise ZeroDivisionError("client 4 divides by zero")
+
+
+@pytest.fixture(params=["in this process", pytest.param("on Ray", marks=pytest.mark.slow)])
+def executor_of(request):
+    """Open an executor for a site: here, or an actor on Ray, so that the order of work is known."""
+
+    @contextmanager
+    def open_executor(site):
+        if request.param == "in this process":
+            yield ThisProcess(replace(site, model=copy.deepcopy(site.model)))
+            return
+        request.getfixturevalue("cluster")
+        pool_on = request.getfixturevalue("pool_on")
+        options = {"actors": 1, "check_repeat": False}
+        with pool_on(site, f"executor-{id(site)}", **options) as pool:
+            yield pool
+
+    return open_executor
+
+
+@pytest.fixture
+def visiting(make_site, tmp_path):
+    """A site whose clients leave a note, and a function that reads the notes."""
+    file = tmp_path / "visits"
+
+    def make(fails=False):
+        method = compose(Visits(str(file), fails))
+        site = make_site(method, clients_per_round=6, ray=RayOptions(check_repeat=False))
+        return site, lambda: file.read_text().split() if file.exists() else []
+
+    return make
+
+
+def training(site, executor):
+    """Begin the training of round 1; returns its tasks and its results."""
+    opening = engine.open_round(site, engine.initial(site), executor)
+    tasks = opening.to_train
+    return tasks, engine.train(site, executor, opening.broadcast, tasks, {})
+
+
+def test_results_come_in_the_order_of_the_items_each_once(executor_of, make_site):
+    site = make_site(compose(scaffold()))
+    weights = state_of(site.model)
+    with executor_of(site) as executor:
+        results = list(executor.map(Evaluate(), PIECES, {"weights": weights}))
+        assert [int(result.confusion.sum()) for result in results] == [7, 4, 19]
+        whole = list(executor.map(Evaluate(), [(0, 30)], {"weights": weights}))
+        total = results[0] + results[1] + results[2]
+        assert (total.confusion == whole[0].confusion).all()
+
+
+def test_no_items_have_no_results(executor_of, make_site):
+    site = make_site(compose(scaffold()))
+    with executor_of(site) as executor:
+        assert list(executor.map(Evaluate(), [], {"weights": state_of(site.model)})) == []
+
+
+def test_calls_may_overlap_and_do_not_mix(executor_of, make_site):
+    site = make_site(compose(scaffold()))
+    shared = {"weights": state_of(site.model)}
+    with executor_of(site) as executor:
+        first = executor.map(Evaluate(), PIECES, shared)
+        second = executor.map(Activations(), pieces_of(30), shared)
+        assert len(list(second)) == 1
+        assert [int(result.confusion.sum()) for result in first] == [7, 4, 19]
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_call_that_is_closed_begins_no_more_work_and_the_next_call_works(
+    executor_of, visiting, asked
+):
+    """Also before its first result was asked for, when a generator would not have begun."""
+    site, visits = visiting()
+    with executor_of(site) as executor:
+        tasks, results = training(site, executor)
+        assert len(tasks) > 3
+        for _ in range(asked):
+            next(results)
+        results.close()
+        assert list(results) == []
+        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(site.model)})
+        assert len(list(evaluations)) == 3
+        # One message may be on its way when the call is closed: of at most four tasks.
+        assert len(visits()) < sum(len(task) for task in tasks)
+
+
+def test_an_error_of_a_client_names_it_and_the_round(executor_of, visiting):
+    site, visits = visiting(fails=True)
+    with executor_of(site) as executor:
+        _, results = training(site, executor)
+        with pytest.raises(ClientFailed, match="client 4 divides by zero") as error:
+            list(results)
+        assert (error.value.client, error.value.round) == (4, 1)
+        # The executor is of use afterwards.
+        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(site.model)})
+        assert len(list(evaluations)) == 3
+    assert "4" in visits()
+
+
+def test_a_memory_is_recalled_as_it_was_remembered(executor_of, make_site):
+    site = make_site(scaffold())
+    with executor_of(site) as executor:
+        round = engine.play(site, engine.start(site, executor), executor)
+        assert round.memories
+        for memory in round.memories.values():
+            packed = executor.recall(memory)
+            again = executor.recall(executor.remember(packed))
+            assert packed.skeleton == again.skeleton
+            assert {name: buffer.tobytes() for name, buffer in packed.buffers.items()} == {
+                name: buffer.tobytes() for name, buffer in again.buffers.items()
+            }
