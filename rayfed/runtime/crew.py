@@ -154,7 +154,7 @@ class Crew:
         `InputError` where workers are on several kinds of hardware.
         """
         started = latest = time.monotonic()
-        heartbeat, up = Heartbeat(), 0
+        heartbeat, up = Heartbeat(starting=True), 0
         self._create(count)
         while len(self.idle) < len(self._members) and (up == 0 or time.monotonic() < latest + LATE):
             self.wait([], min(heartbeat.left, 1.0))

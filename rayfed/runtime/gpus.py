@@ -87,7 +87,8 @@ def measure_share(
     ]
     try:
         try:
-            got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
+            what = "a whole GPU, to measure the largest client"
+            got([probe.where.remote()], patience, what, starting=True)
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
@@ -97,7 +98,10 @@ def measure_share(
         asked = [probe.measure_memory.remote([site])]
         asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
         needed, *cards = got(
-            asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU"
+            asked,
+            MEASURE_LIMIT,
+            "the largest client, which is measured on a whole GPU",
+            starting=True,
         )
     except GetTimeoutError:
         raise InputError(

@@ -10,20 +10,22 @@ from ray import ObjectRef
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = (
-    10.0  # seconds without progress until the first line; twice as many until each next line
-)
+# Seconds without progress until the first line. Until each next line, they are twice as many.
+HEARTBEAT = 10.0
+# The same while processes start. Each imports torch, which alone often takes ten seconds.
+STARTING = 30.0
 
 
 class Heartbeat:
     """Logs a line now and then, from the last progress on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, starting: bool = False) -> None:
+        self._first_pause = STARTING if starting else HEARTBEAT
         self.progress()
 
     def progress(self) -> None:
         """There is progress, or a line about it has just been logged."""
-        self._since, self._pause = time.monotonic(), HEARTBEAT
+        self._since, self._pause = time.monotonic(), self._first_pause
 
     @property
     def left(self) -> float:
@@ -39,9 +41,14 @@ class Heartbeat:
             self._pause *= 2
 
 
-def got(references: list[ObjectRef], limit: float, awaited: str) -> list[Any]:
-    """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
-    end, heartbeat = time.monotonic() + limit, Heartbeat()
+def got(
+    references: list[ObjectRef], limit: float, awaited: str, *, starting: bool = False
+) -> list[Any]:
+    """Return the values of all references, with a heartbeat while they are awaited.
+
+    With `starting`, processes start first. Raises `GetTimeoutError` after `limit` seconds.
+    """
+    end, heartbeat = time.monotonic() + limit, Heartbeat(starting=starting)
     while time.monotonic() < end:
         pause = min(end - time.monotonic(), heartbeat.left)
         _, missing = ray.wait(references, num_returns=len(references), timeout=max(0.0, pause))

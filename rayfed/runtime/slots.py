@@ -84,7 +84,7 @@ def in_slots(
     not see the folder of the results.
     """
     with ray_may_fail(), closing(Slots(play, read, len(jobs), jobs[0].ray.labels)) as slots:
-        waiting, heartbeat = deque(jobs), Heartbeat()
+        waiting, heartbeat = deque(jobs), Heartbeat(starting=True)
         while waiting or slots.running:
             while waiting and slots.has_room(waiting[0]):
                 slots.begin(waiting.popleft())

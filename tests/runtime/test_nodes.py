@@ -213,6 +213,7 @@ def test_what_happens_to_a_cluster(
 ):
     """No wait is silent, and none is longer than it must be."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(heartbeat, "STARTING", 0.5)
     if row.held:
         monkeypatch.setattr(crew, "UP_LIMIT", 3.0)
         monkeypatch.setattr(crew, "LATE", 3.0)
@@ -580,6 +581,7 @@ def test_an_actor_that_waits_for_its_data_is_not_restarted(
 ):
     """Neither does the run end, although the data need longer than an actor may need to come up."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(heartbeat, "STARTING", 0.5)
     monkeypatch.setattr(crew, "UP_LIMIT", 40.0)
     monkeypatch.setattr(crew, "LATE", 3.0)
     site = make_site(fedavg(), num_rounds=1)
