@@ -1,4 +1,4 @@
-"""Measure sums in groups and weights by way of other nodes, where links are slow (needs root, ip and tc).
+"""Measure sums in groups where links are slow (needs root, ip and tc).
 
     python tools/measure_tree.py [--nodes 3] [--mbit 200] [--rounds 3]
 
@@ -22,7 +22,6 @@ import torch
 
 import rayfed
 from rayfed.rounds import tasks
-from rayfed.runtime import ray_workers
 from rayfed.runtime.session import OUR_RAY
 
 FAR: list[str] = []  # the namespaces
@@ -124,7 +123,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=int, default=200, help="of each link, in each direction")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    tasks.GROUP, large = GROUP, ray_workers.LARGE
+    tasks.GROUP = GROUP
     FAR.extend(f"rayfed-far{number}" for number in range(arguments.nodes))
     os.environ["RAY_AUTH_MODE"] = "disabled"  # the network is this machine's own
     with (
@@ -132,11 +131,8 @@ def main() -> None:
         slow_links(arguments.mbit),
     ):
         with raylets(f"{folder}/ray") as address:
-            for way, most_bytes in (("all from the head", tasks.MOST_BYTES), ("in groups", 0)):
-                tasks.MOST_BYTES, ray_workers.LARGE = (
-                    most_bytes,
-                    large if most_bytes == 0 else 2**40,
-                )
+            for way, most_bytes in (("all to the head", tasks.MOST_BYTES), ("in groups", 0)):
+                tasks.MOST_BYTES = most_bytes
                 on_ray = {"address": address, "actors": arguments.nodes}
                 name, before = f"tree/{way.replace(' ', '-')}", passed()
                 played(f"{name}-begun", folder, 1, on_ray)  # what a run sends beside its rounds

@@ -47,8 +47,10 @@ from rayfed.tensors.wire import unpack
 # The only version that is written and read.
 VERSION = 6
 BEST = "best.safetensors"
-# What the results come from, which a manifest has where there is such.
-ORIGIN = ("data", "contents", "partition", "model", "trace", "modules", "versions")
+# Hashes of what went in, which a manifest has where there are such.
+ORIGIN = ("data", "partition", "model", "trace", "modules")
+# What a manifest says beside them, for messages and comparisons.
+NOTED = ("contents", "versions")
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 # A local disk and an object store both take several small files at a time much faster.
 THREADS = 8

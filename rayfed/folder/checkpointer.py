@@ -15,6 +15,7 @@ import torch
 from rayfed.base.storage import Folder, joined
 from rayfed.folder.checkpoint import (
     BEST,
+    NOTED,
     ORIGIN,
     VERSION,
     Checkpoint,
@@ -166,7 +167,7 @@ class Checkpointer:
             "files": files,
             "memories": {str(client): list(memories[client]) for client in sorted(memories)},
         }
-        for key in ORIGIN:
+        for key in (*ORIGIN, *NOTED):
             if key in self._origin:
                 manifest[key] = self._origin[key]
         if self._best.held:

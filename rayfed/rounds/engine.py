@@ -40,6 +40,7 @@ from rayfed.rounds.executor import (
     Results,
     Survey,
     Train,
+    nothing,
     pieces_of,
 )
 from rayfed.rounds.measures import UPDATES
@@ -207,7 +208,7 @@ def open_round(
     tasks = cut(sizes, site.job.train)
 
     held: dict[str, Held] = {}
-    with server_hooks(site, "init", number):
+    with server_hooks(site, Purpose.INIT, number):
         for part in parts:
             held[part.slot] = in_force(part, last.held.get(part.slot), number, last.weights)
     # Hooks may write to a state. The last round must stay as it was, to be kept if this one fails.
@@ -223,7 +224,7 @@ def open_round(
 
     payloads: dict[str, Tree] = {}
     view = server_view(site, number, copied(last.weights))
-    with server_hooks(site, "tell", number):
+    with server_hooks(site, Purpose.TELL, number):
         for part in parts:
             first = held[part.slot].since == number
             arguments = (states[part.slot], view, surveyed.get(part.slot))
@@ -323,7 +324,7 @@ def update(
     trainable = frozenset(shared(stay, parameters_of(site.model)))
     # A copy, as in `open_round`: a hook may write to the weights.
     step = Step(server_view(site, number, copied(before)), None, trainable)
-    with server_hooks(site, "update", number):
+    with server_hooks(site, Purpose.UPDATE, number):
         for part in opening.parts:
             first = opening.held[part.slot].since == number
             arguments = (states[part.slot], total.get(part.slot), step)
@@ -415,7 +416,9 @@ def train(
     tasks: Sequence[Task],
     memories: Mapping[int, Memory],
 ) -> Results:
-    """Hand out the training of tasks, in groups where their sums are large."""
+    """Hand out the training of tasks, if there are any, in groups where their sums are large."""
+    if not tasks:
+        return nothing()
     groups = []
     for group in grouped(tasks, num_bytes(broadcast.weights)):
         groups.append([Assignment.of(task, memories) for task in group])
@@ -439,10 +442,10 @@ def surveys(parts: Parts) -> Parts:
 
 
 @contextmanager
-def server_hooks(site: Site, hook: str, number: int) -> Iterator[None]:
+def server_hooks(site: Site, purpose: Purpose, number: int) -> Iterator[None]:
     """Run hooks of the server: an error names the hook, and draws depend on the place alone."""
-    seed = seed_of(site.job.seed, Purpose[hook.upper()], number)
-    with at(f"{hook}, round {number}"), isolated(seed, site.device):
+    seed = seed_of(site.job.seed, purpose, number)
+    with at(f"{purpose.name.lower()}, round {number}"), isolated(seed, site.device):
         yield
 
 

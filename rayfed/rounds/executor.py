@@ -195,6 +195,11 @@ class Results(Protocol):
         """Drop the call: no result of it is wanted any more, and no item of it is begun."""
 
 
+def nothing() -> Generator[Result, None, None]:
+    """Return the results of no item."""
+    yield from ()
+
+
 class Executor(ABC):
     """Has work done, in this process or on Ray. Values that stay where they are come as handles."""
 

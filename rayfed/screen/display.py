@@ -90,7 +90,7 @@ class Bar(Observer):
             "round": 0,
             "rounds": self._total,
             "clients": "",
-            "figures": "starting the workers",
+            "figures": "reading the checkpoint" if run.resumed else "starting the workers",
         }
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 

@@ -224,7 +224,7 @@ def test_of_a_round_the_bar_leaves_a_part_to_the_server(folder):
             steps.append((done, progress.tasks[0].completed))
 
     with drawn(folder) as (progress, _):
-        run("job.toml", display=Watched(progress))
+        run("job.toml", observers=[Watched(progress)])
     assert [(done, round(3 * completed)) for done, completed in steps] == [
         (number, 3 * finished + number) for finished in (0, 1) for number in (1, 2)
     ]

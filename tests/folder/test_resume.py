@@ -639,16 +639,17 @@ def test_nothing_continues_from_a_checkpoint_of_another_job_or_of_other_data(
 
 def test_a_round_after_which_ray_may_end_the_process_has_a_checkpoint_at_once(tables, monkeypatch):
     """None is due after round 3."""
-    monkeypatch.setattr(ThisProcess, "finished", lambda workers, round: round.round == 3)
-    there = {}
+    recorded, there = [], {}
+    monkeypatch.setattr(ThisProcess, "round", lambda self, round: recorded.append(round.round))
+    monkeypatch.setattr(ThisProcess, "may_end", lambda self: recorded[-1:] == [2])
 
     class Looks(Observer):
         def round(self, round):
             saved = newest(Folder(str(Path(tables["output"]["path"], "run/checkpoints"))))
             there[round.round] = saved and saved.round
 
-    rayfed.run(tables, display=Looks())
-    assert there == {0: None, 1: 1, 2: 2, 3: 3, 4: 4, 5: 4}
+    rayfed.run(tables, observers=[Looks()])
+    assert there == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 4}
 
 
 @dataclass(frozen=True)

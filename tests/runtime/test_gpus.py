@@ -13,6 +13,7 @@ from rayfed.base.errors import ClientFailed, InputError
 from rayfed.base.isolation import HAS_PRECISIONS, isolated
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold, switch
+from rayfed.rounds.executor import Evaluate
 from rayfed.runtime import hardware
 from rayfed.runtime.gpus import (
     GPU_PART,
@@ -147,7 +148,7 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     workers = ThisProcess(site := make_site(fedavg()))
     monkeypatch.setattr("rayfed.rounds.client_work.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
-        workers.evaluate(state_of(site.model))()
+        list(workers.map(Evaluate(), [(0, 10)], {"weights": state_of(site.model)}))
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)
 
 

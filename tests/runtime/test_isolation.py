@@ -25,6 +25,7 @@ from rayfed.base.isolation import (
 )
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
+from rayfed.rounds.executor import Evaluate
 from rayfed.rounds.site import open_site
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
@@ -283,7 +284,7 @@ def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_sit
     weights = state_of(site.model)
 
     def losses(pieces):
-        found = ThisProcess(site).evaluate_pieces(weights, pieces, "evaluation")
+        found = ThisProcess(site).map(Evaluate(), pieces, {"weights": weights})
         return {piece: each.loss for piece, each in zip(pieces, found, strict=True)}
 
     expected = losses([(0, 10), (10, 20), (20, 30)])
@@ -294,7 +295,7 @@ def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_sit
 def test_a_model_that_keeps_something_between_evaluations_is_refused(make_site):
     site = with_head(make_site(fedavg()), CountingAlways)
     with pytest.raises(RunFailed, match=r"the evaluation: .*CountingAlways keeps something"):
-        next(ThisProcess(site).evaluate_pieces(state_of(site.model), [(0, 30)], "evaluation"))
+        next(ThisProcess(site).map(Evaluate(), [(0, 30)], {"weights": state_of(site.model)}))
 
 
 def test_runs_in_threads_of_one_process_wait_for_each_other(caplog):
