@@ -222,7 +222,7 @@ class Job(Checked):
                 f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits and . _ + -, "
                 "beginning with a letter or digit; / may divide it into parts of 200 at most"
             )
-        _registry("check_method", self.method, self.train.optimizer)
+        _registry("check_method", self.method)
         for key in ("measure", "measure_layers", "measure_clients"):
             values = getattr(self, key)
             if len({*values}) < len(values):

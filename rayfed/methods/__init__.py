@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rayfed.methods.composition import compose as compose
 from rayfed.methods.part import Method as Method, Part as Part, Parts as Parts, switch as switch
 from rayfed.methods.recipes import *  # noqa: F403
+from rayfed.methods.requirements import require_features as require_features
+from rayfed.methods.requirements import require_sgd as require_sgd
+from rayfed.methods.requirements import warn_of_momentum as warn_of_momentum
 from rayfed.methods.registry import PARTS as PARTS, RECIPES as RECIPES
 from rayfed.methods.registry import read_method as read_method, write_method as write_method
 from rayfed.methods.views import Batch as Batch, ClientView as ClientView, Fit as Fit

@@ -1,14 +1,16 @@
 """Parts that act on the parameters themselves: they pull them to an anchor, or correct their gradients."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from rayfed.base.values import Ge, Gt, Le
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_sgd
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import features_and_logits
 from rayfed.tensors.trees import Tree
@@ -100,7 +102,8 @@ class ControlVariates(Part):
     in float64 for that.
     """
 
-    needs_sgd: ClassVar[bool] = True
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_sgd(self, training)
 
     def tell(
         self, c: Weights | None, server: ServerView, surveyed: None
@@ -144,9 +147,10 @@ class ClientMomentum(Part):
     counts them. As a linear term of the loss it passes through SGD like any gradient.
     """
 
-    needs_sgd: ClassVar[bool] = True
-
     alpha: Annotated[float, Gt(0), Le(1), "share of a client's own gradient; 1 is FedAvg"] = 0.1
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_sgd(self, training)
 
     def tell(
         self, d: Weights | None, server: ServerView, surveyed: None

@@ -21,6 +21,7 @@ from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
 from rayfed.methods.personal import head_parameters
+from rayfed.methods.requirements import require_features
 from rayfed.methods.views import ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree, copied
 from rayfed.tensors.weights import Weights, parameters_of
@@ -103,14 +104,13 @@ class HeadCalibration(Part):
     """
 
     slot: ClassVar[str] = "average"
-    needs_features: ClassVar[bool] = True
     features_per_class: Annotated[int, Ge(1), "features to draw for each class (M_c)"] = 1000
     steps: Annotated[int, Ge(1), "steps on them, from the old head"] = 500
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-2
     batch_size: Annotated[int, Ge(1), "features per step"] = 128
 
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
         if not head_parameters(model):
             raise InputError(
                 "head_calibration: the model has no module `head` that trains, so there is nothing to calibrate; give "

@@ -27,7 +27,7 @@ from rayfed.tensors.weights import Weights, state
 
 
 def doubts(
-    method: Method, model: nn.Module, num_rounds: int, measured: bool = False, momentum: float = 0
+    method: Method, model: nn.Module, num_rounds: int, measured: bool = False
 ) -> Iterator[str]:
     """Warnings of what the user of a method may not mean; `measured` is whether the clients' models are measured.
 
@@ -37,12 +37,6 @@ def doubts(
     _refuse_vain(method)
     yield from of_rounds(method, num_rounds)
     yield from of_models(method, model, measured)
-    for part in all_parts(method):
-        if part.without_momentum and momentum:
-            yield (
-                f"the maths of {name_of(type(part))} holds for steps without momentum, and train.momentum = "
-                f"{momentum:g}: give train.momentum = 0"
-            )
 
 
 def _refuse_vain(method: Method) -> None:

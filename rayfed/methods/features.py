@@ -1,13 +1,15 @@
 """Parts that shape a batch's features or predictions: apart from each other, or near those of other models."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
 from rayfed import losses
 from rayfed.base.values import Ge, Gt, Le
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_features
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
@@ -22,13 +24,15 @@ class ModelContrast(Part):
     round's global model: both cosines would be the same, and the gradient 0.
     """
 
-    needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
     tau: Annotated[float, Gt(0), "temperature"] = 0.5
     first: Annotated[
         Literal["none", "initial"],
         "what stands for the last model of a client that has none: nothing, or round 0's",
     ] = "none"
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def init(self, weights: Weights) -> Weights | None:
         return weights if self.first == "initial" else None
@@ -62,8 +66,10 @@ class Decorrelation(Part):
     the paper's formula, and the default weight belongs to it.
     """
 
-    needs_features: ClassVar[bool] = True
     beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         return self.beta * losses.decorrelation(batch.features)
@@ -77,8 +83,10 @@ class ClassDecorrelation(Part):
     between classes is not in that code, and not here.
     """
 
-    needs_features: ClassVar[bool] = True
     intra: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.01
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         return self.intra * losses.class_decorrelation(batch.features, batch.labels)
@@ -92,7 +100,6 @@ class RelaxedContrast(Part):
     mean of this term over the stages of a ResNet; here are the last one's features alone.
     """
 
-    needs_features: ClassVar[bool] = True
     weight: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 1.0
     penalty: Annotated[
         float, Ge(0), "weight of the penalty on samples that are too near to their class (beta)"
@@ -101,6 +108,9 @@ class RelaxedContrast(Part):
         float, Ge(-1), Le(1), "the cosine from which on they are too near (lambda)"
     ] = 0.7
     tau: Annotated[float, Gt(0), "temperature"] = 0.05
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         options = {"tau": self.tau, "threshold": self.threshold, "penalty": self.penalty}
@@ -123,8 +133,10 @@ class PredictionVariance(Part):
 class FeatureUniformity(Part):
     """Features pushed apart over a batch, whatever their labels. In FedUV (Son et al., CVPR 2024)."""
 
-    needs_features: ClassVar[bool] = True
     uniformity: Annotated[float, Ge(0), "weight of the nearness of features (mu)"] = 0.5
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         return self.uniformity * losses.feature_uniformity(batch.features)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch.nn.functional import linear, mse_loss
 from rayfed import losses
 from rayfed.base.errors import Diverged, InputError
 from rayfed.base.values import Ge
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part, Parts, defines
+from rayfed.methods.requirements import require_features
 from rayfed.methods.views import Batch, ClientView, Fit
 from rayfed.tensors.sums import checked
 from rayfed.tensors.trees import Tree
@@ -102,10 +104,8 @@ class PersonalHead(Part):
     client's first head is 0. The client's own model is the global one with the sum of both heads.
     """
 
-    needs_features: ClassVar[bool] = True
-
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
         refuse_other_heads(self, model)
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights:

@@ -37,12 +37,18 @@ from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, snake_case
+from rayfed.clients.settings import Training
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
-from rayfed.models.classifier import has_features
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
 
 HOOKS = ("init", "survey", "tell", "begin", "loss", "report", "update")
+# What parts declared in earlier versions, and what is called now.
+EARLIER = {
+    "needs_features": "require_features(self, model)",
+    "needs_sgd": "require_sgd(self, training)",
+    "without_momentum": "warn_of_momentum(self, training)",
+}
 ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
 
 Parts = tuple["Part", ...]
@@ -61,26 +67,18 @@ class Part(Checked):
     auxiliary_per_class: ClassVar[int] = (
         0  # samples of each class for the server to keep; may be a field
     )
-    needs_features: ClassVar[bool] = (
-        False  # whether the model must have `features(x)` and `head(h)`
-    )
-    needs_sgd: ClassVar[bool] = (
-        False  # whether its maths holds only for steps of the learning rate times the gradient
-    )
-    without_momentum: ClassVar[bool] = False  # and only with train.momentum = 0
 
     def __init_subclass__(cls) -> None:
+        refuse_earlier_names(cls)
         refuse_misspelt_hooks(cls)
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
 
-    def check(self, model: nn.Module) -> None:
-        """Raise `InputError` where this part cannot work with a model; called once, before anything is started."""
-        if self.needs_features and not has_features(model):
-            raise InputError(
-                f"{self!r} looks at features, and this model has none: the model needs the methods `features(x)` and "
-                "`head(h)`"
-            )
+    def check(self, model: nn.Module, training: Training) -> None:
+        """Raise `InputError` if this part cannot work with the model or with the `[train]` table.
+
+        Called once, before anything is started. `requirements.py` has what parts often require.
+        """
 
     def local_names(self, model: nn.Module) -> Collection[str]:
         """Names of entries of a model's state that stay at each client, which begins its next training with its own.
@@ -132,6 +130,18 @@ class Part(Checked):
         It may train, on `step.server.samples()`. The server's generators are seeded by the round.
         """
         return state, step
+
+
+def refuse_earlier_names(cls: type[Part]) -> None:
+    """Refuse what a part declared in earlier versions and requires in `check` now."""
+    for name, call in EARLIER.items():
+        if name in vars(cls):
+            raise InputError(
+                f"{cls.__name__}.{name} is no part of the contract any more: in its place, call {call} "
+                "in check(self, model, training); rayfed.methods has this function"
+            )
+    if "check" in vars(cls):
+        refuse_other_parameters(cls, cls.check, ["self", "model", "training"])
 
 
 def refuse_misspelt_hooks(cls: type[Part]) -> None:

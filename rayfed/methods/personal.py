@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Lt
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part, Parts, defines
 from rayfed.methods.sharpness import with_gradient
 from rayfed.methods.views import Batch, ClientView
@@ -28,7 +29,7 @@ Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it le
 class LocalNorm(Part):
     """BatchNorm's parameters and statistics stay at each client. FedBN (Li et al., ICLR 2021), algorithm 1."""
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module, training: Training) -> None:
         if not self.local_names(model):
             raise InputError(
                 "local_norm: the model has no BatchNorm layer that trains, so nothing would stay at the clients"
@@ -44,7 +45,7 @@ class LocalNorm(Part):
 class LocalHead(Part):
     """The head stays at each client; all other layers are averaged. FedPer (Arivazhagan et al., 2019), algorithm 1."""
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module, training: Training) -> None:
         if not self.local_names(model):
             raise InputError(
                 "local_head: the model has no module `head` that trains, so nothing would stay at the clients"
@@ -79,7 +80,7 @@ class HeadThenBody(Part):
         float, Ge(0), Lt(1), "share of a client's steps, rounded down, that train the head"
     ] = 0.9
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module, training: Training) -> None:
         if not isinstance(getattr(model, "head", None), nn.Module):
             raise InputError(
                 "head_then_body: the model has no module `head`; give its last layer that name"

@@ -10,9 +10,11 @@ from torch.nn.functional import normalize
 from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Le
+from rayfed.clients.settings import Training
 from rayfed.methods.cosines import LearnedScale, LocalScale, Scale
 from rayfed.methods.own_model import refuse_other_heads
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_features
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
 
@@ -24,7 +26,8 @@ class MeanFeatures:
     class that no client of a round holds keeps its prototype. In a part's first round there are none.
     """
 
-    needs_features: ClassVar[bool] = True
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
 
     def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
         return prototypes, prototypes
@@ -103,12 +106,11 @@ class PrototypeHead(LearnedScale, Part):
 
     slot: ClassVar[str] = "supervise"
     changes_average: ClassVar[bool] = True
-    needs_features: ClassVar[bool] = True
     keep: Annotated[float, Ge(0), Le(1), "how much of a class's row is kept (rho)"] = 0.9
     scale: Scale = 1.0
 
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
         refuse_other_heads(self, model)
 
     def begin(self, client: ClientView) -> tuple[LocalScale, Tensor]:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Le
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_sgd, warn_of_momentum
 from rayfed.methods.sharpness import gradients_at, with_gradient
 from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.weights import (
@@ -49,8 +51,6 @@ class PseudoData(Part):
     """
 
     slot: ClassVar[str] = "supervise"
-    needs_sgd: ClassVar[bool] = True
-    without_momentum: ClassVar[bool] = True
     gamma: Annotated[
         float, Ge(0), Le(1), "where the gradient is taken: 1 is at the own weights"
     ] = 0.4
@@ -58,7 +58,9 @@ class PseudoData(Part):
     pseudo: Annotated[float, Ge(0), "length of such a step for pseudo data, per pixel"] = 0.2
     perturbed: Annotated[float, Ge(0), "length of such a step for perturbed data"] = 0.002
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_sgd(self, training)
+        warn_of_momentum(self, training)
         if any(isinstance(module, nn.Embedding) for module in model.modules()):
             raise InputError(
                 f"{self!r} changes examples along a gradient, and those of this model are token numbers"

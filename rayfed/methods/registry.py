@@ -88,8 +88,8 @@ class Typed(tuple[Part, ...]):
         return made
 
 
-def check_method(method: Any, optimizer: str = "sgd") -> None:
-    """Raise `InputError` unless `compose`, a recipe or `switch` made the method, and all parts allow the optimizer."""
+def check_method(method: Any) -> None:
+    """Raise `InputError` unless `compose`, a recipe or `switch` made the method."""
     for parts in in_turn(method):
         if not isinstance(parts, tuple) or "average" not in {
             getattr(part, "slot", "") for part in parts
@@ -99,12 +99,6 @@ def check_method(method: Any, optimizer: str = "sgd") -> None:
             )
     for part in all_parts(method):
         table(part)  # raises where a job could not record it
-        if part.needs_sgd and optimizer != "sgd":
-            raise InputError(
-                f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' counts on steps that are "
-                "the learning rate times a gradient, which are those of sgd alone; give train.optimizer = 'sgd', or "
-                "another method"
-            )
 
 
 def write_method(method: Method) -> Any:

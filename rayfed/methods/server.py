@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from rayfed.base.values import Ge, Gt, Lt
+from rayfed.clients.settings import Training
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_sgd
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Scaled, Tree
 from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract
@@ -46,7 +48,9 @@ class NormalizedAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    needs_sgd: ClassVar[bool] = True
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_sgd(self, training)
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         n = client.num_examples

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Gt, Le
+from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
+from rayfed.methods.requirements import require_features
 from rayfed.methods.views import Batch
 
 
@@ -24,14 +26,13 @@ class SlimAlign(Part):
     in its Table 13.
     """
 
-    needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
     width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed stage keeps"] = (
         0.25
     )
 
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
         if not isinstance(model.features, nn.Sequential) or not any(
             list(m.parameters()) for m in model.features
         ):

@@ -117,11 +117,8 @@ def _open_site(job: Job, read: Read | None) -> Site:
         number_of(asked, federation.client_names, federation.num_clients, "measure_clients")
     measures.refuse_absent(job.measure_layers, model, inputs)
     for part in all_parts(job.method):
-        part.check(model)
-    train = job.train
-    for doubt in doubts(
-        job.method, model, train.num_rounds, "local" in job.measure, train.momentum
-    ):
+        part.check(model, job.train)
+    for doubt in doubts(job.method, model, job.train.num_rounds, "local" in job.measure):
         log.warning("%s", doubt)
     # Convolutions on CPUs are a third faster so. A user's own `to` may not take a layout.
     nn.Module.to(model, memory_format=torch.channels_last)

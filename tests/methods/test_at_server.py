@@ -303,11 +303,11 @@ def test_ccvr_refuses_a_model_without_a_head_that_trains(head):
     with pytest.raises(
         InputError, match="head_calibration: the model has no module `head` that trains"
     ):
-        m.HeadCalibration().check(Classifier(nn.Linear(4, 4), head))
+        m.HeadCalibration().check(Classifier(nn.Linear(4, 4), head), Training())
     with pytest.raises(
         InputError, match=r"HeadCalibration.* looks at features, and this model has none"
     ):
-        m.HeadCalibration().check(nn.Linear(4, 2))
+        m.HeadCalibration().check(nn.Linear(4, 2), Training())
 
 
 def test_ccvr_in_several_rounds_is_warned_of():

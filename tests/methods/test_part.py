@@ -353,9 +353,7 @@ def test_a_part_without_a_hook_is_refused():
         InputError,
         match=r"Idle\(\) has no hook, and would .*; the hooks are init, survey, tell, begin",
     ):
-        m.compose(
-            dataclass(frozen=True)(type("Idle", (m.Part,), {"check": lambda self, model: None}))()
-        )
+        m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {"alone": True}))())
 
 
 @dataclass(frozen=True)
@@ -406,3 +404,25 @@ def test_a_report_that_is_annotated_so_gives_no_memory():
         BrokenContract, match=r"Lies\.report gave a memory, and is annotated to give None"
     ):
         two_values(Lies(), "report", (1, 2), "summands", "memory")
+
+
+@pytest.mark.parametrize(
+    ("declared", "call"),
+    [
+        ({"needs_features": True}, "require_features(self, model)"),
+        ({"needs_sgd": True}, "require_sgd(self, training)"),
+        ({"without_momentum": True}, "warn_of_momentum(self, training)"),
+    ],
+)
+def test_what_earlier_parts_declared_is_refused_with_what_to_call(declared, call):
+    with pytest.raises(InputError, match=r"^Mine\.\w+ is no part of the contract any more") as told:
+        type("Mine", (Part,), declared)
+    assert f"call {call} in check(self, model, training)" in str(told.value)
+
+
+def test_a_check_of_the_earlier_form_is_refused_with_what_it_has_to_take():
+    def check(self, model):
+        raise AssertionError("it is never called")
+
+    with pytest.raises(InputError, match=r"Mine\.check has to take \(self, model, training\)"):
+        type("Mine", (Part,), {"check": check})

@@ -11,6 +11,7 @@ from torch import nn
 
 from rayfed import methods as m
 from rayfed.base.errors import InputError
+from rayfed.clients.settings import Training
 from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
@@ -283,10 +284,10 @@ def test_a_head_and_a_body_that_take_turns_must_both_train():
         )
 
     with pytest.raises(InputError, match="nothing in the model's body trains; freeze fewer"):
-        m.HeadThenBody(head=0.0).check(model(head=True, body=False))
+        m.HeadThenBody(head=0.0).check(model(head=True, body=False), Training())
     with pytest.raises(InputError, match="nothing in the model's head trains; freeze fewer"):
-        m.HeadThenBody().check(model(head=False, body=True))
-    m.HeadThenBody(head=0.0).check(model(head=False, body=True))
+        m.HeadThenBody().check(model(head=False, body=True), Training())
+    m.HeadThenBody(head=0.0).check(model(head=False, body=True), Training())
 
 
 def test_measures_compare_the_clients_own_models(make_site, play, plain_sgd):
@@ -383,7 +384,7 @@ def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
     with pytest.raises(
         InputError, match=f"the model has no {lacks} that trains, so nothing would stay"
     ):
-        part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)))
+        part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), Training())
 
 
 def test_a_part_with_local_names_has_no_other_memory(make_site, play):
