@@ -3,7 +3,8 @@
     python tools/hash_weights.py > before.txt       # then change the code
     python tools/hash_weights.py | diff before.txt -
 
-With names, only these methods. The bits depend on the machine's kind of processor, so compare on one machine.
+With names, only these methods. With --actors N on a Ray with so many actors: the hashes must be the same. The bits
+depend on the machine's kind of processor, so compare on one machine.
 """
 
 import argparse
@@ -19,7 +20,6 @@ SHORT = {
     "train.num_rounds": 3,
     "train.clients_per_round": 4,
     "train.batch_size": 100,
-    "ray.mode": "off",
 }
 
 
@@ -28,7 +28,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("method", nargs="*", help="default: all")
-    names = parser.parse_args().method or RECIPES
+    parser.add_argument("--actors", type=int, default=0, help="default: no Ray, in this process")
+    arguments = parser.parse_args()
+    names = arguments.method or RECIPES
+    where = {"ray.mode": "off"}
+    if arguments.actors:
+        where = {"ray.mode": "on", "ray.actors": arguments.actors}
     if unknown := set(names) - set(RECIPES):
         parser.error(f"no method: {', '.join(sorted(unknown))}; `rayfed methods` lists them")
     with tempfile.TemporaryDirectory() as runs:
@@ -37,7 +42,14 @@ def main() -> None:
             last = [{"until": SHORT["train.num_rounds"] - 1, "method": "fedavg"}, {"method": name}]
             method = name if trains(RECIPES[name]()) else last
             norm = NORM if name == "fedbn" else {}
-            changed = {**SHORT, **norm, "output.path": runs, "name": name, "method": method}
+            changed = {
+                **SHORT,
+                **where,
+                **norm,
+                "output.path": runs,
+                "name": name,
+                "method": method,
+            }
             digest = hashlib.sha256()
             for key, tensor in rayfed.run("jobs/quickstart.toml", changed).weights.items():
                 digest.update(key.encode())
