@@ -7,7 +7,6 @@ import signal
 import pytest
 import ray
 import torch
-from runtime.test_nodes import IN_STORE, PATIENT, Slow
 
 from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
@@ -15,6 +14,7 @@ from rayfed.rounds.executor import AddUp, Train
 from rayfed.rounds.tasks import GROUP, MOST_BYTES, Assignment, add_up, grouped
 from rayfed.runtime.items import Answer, Call, Item, State, text_of
 from rayfed.runtime.pool import Pool
+from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
 MANY = [[20] * 4, *[[2] * 4] * 12]  # 13 clients, of which some share a task
 
