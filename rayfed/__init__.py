@@ -8,10 +8,11 @@
 import os
 import sys
 
+# Of `python -m rayfed`, which looks there first.
 if sys.argv[:1] == ["-m"] and sys.path[0] in (
     "",
     os.getcwd(),
-):  # of `python -m rayfed`, which looks there first
+):
     sys.path.append(sys.path.pop(0))
 
 from typing import TYPE_CHECKING
@@ -58,8 +59,8 @@ else:
         home = next((home for home, names in HOMES.items() if name in names), None)
         if name == "Display":
             raise AttributeError(
-                "rayfed.Display is now rayfed.Observer: its `started(run)` has the site as run.site, "
-                "and `run` and `resume` take observers=[...] for display=..."
+                "rayfed.Display is now rayfed.Observer: its `started(run)` has the site as "
+                "run.site, and `run` and `resume` take observers=[...] for display=..."
             )
         if home is None:
             raise AttributeError(f"module 'rayfed' has no attribute '{name}'")

@@ -34,13 +34,13 @@ def run(
     `{"train.num_rounds": 2}`. A `method` that was made with `compose` replaces the job's.
 
     Everything is checked before anything is started or written. Raises `InputError` if something
-    that the user gave is wrong. With `force`, results of an earlier run are replaced. With `resume`,
-    the job continues if it was begun, so the same call may be made again and again. `other_bits`
-    allows hardware of several kinds, as in `resume`.
+    that the user gave is wrong. With `force`, results of an earlier run are replaced. With
+    `resume`, the job continues if it was begun, so the same call may be made again and again.
+    `other_bits` allows hardware of several kinds, as in `resume`.
 
     `observers` hear of each round. Only warnings are printed, unless an observer prints more.
-    `progress` shows what the command shows: a bar on a terminal, a line for each round in a notebook
-    or a file. Trackers and the page of the run are always there.
+    `progress` shows what the command shows: a bar on a terminal, a line for each round in a
+    notebook or a file. Trackers and the page of the run are always there.
 
     >>> result = run("quickstart", {"train.num_rounds": 2, "ray.mode": "off"})  # doctest: +SKIP
     >>> result.rounds.column("test_accuracy").to_pylist()  # doctest: +SKIP
@@ -75,8 +75,8 @@ def resume(
 
     Give a `method` again that was made in Python and that a job file cannot name. Raises
     `InputError` if there is nothing to continue from, or if the hardware, the partition or the code
-    of the user's own modules has changed. `other_bits` allows such changes; `environment.json` notes
-    them. `observers` and `progress` are those of `run`.
+    of the user's own modules has changed. `other_bits` allows such changes; `environment.json`
+    notes them. `observers` and `progress` are those of `run`.
 
     >>> resume("runs/quickstart", {"train.num_rounds": 6})  # doctest: +SKIP
     """

@@ -98,12 +98,14 @@ def resume(
 def replay(
     run: str | Path, round: int, client: int | str, *, method: Method | None = None
 ) -> tuple[ClientRow, float | None]:
-    """Train a client of a round again, in this process, as the run did: to see its work, or why it failed.
+    """Train a client of a round again, in this process, as the run did: to see its work, or why it
+    failed.
 
-    `client` is a client's number, as in `clients.parquet`, or as text its number or its name in the data. Plays the
-    rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run recorded,
-    if there is one. Raises the client's own exception, and `InputError` where it was not in the round, or where a text
-    is the name of one client and the number of another.
+    `client` is a client's number, as in `clients.parquet`, or as text its number or its name in the
+    data. Plays the rounds since the newest older checkpoint again. Gives the client's row, and the
+    training loss that the run recorded, if there is one. Raises the client's own exception, and
+    `InputError` where it was not in the round, or where a text is the name of one client and the
+    number of another.
 
     >>> row, recorded = replay("runs/quickstart", round=2, client=7)  # doctest: +SKIP
     >>> row.train_loss == recorded  # doctest: +SKIP
@@ -136,7 +138,8 @@ def replay(
             opening = engine.open_round(site, last, workers)
             if not trains(opening.parts):
                 raise InputError(
-                    f"round {round}: no client trained in it, as its method works on the server alone"
+                    f"round {round}: no client trained in it, as its method works on the server "
+                    "alone"
                 )
             tasks = [(client,)]
             replies = engine.train(site, workers, opening.broadcast, tasks, last.memories)
@@ -148,7 +151,8 @@ def replay(
 
 
 def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
-    """Each client's own model after a run's newest checkpoint, measured in this process and kept in `own.parquet`.
+    """Each client's own model after a run's newest checkpoint, measured in this process and kept in
+    `own.parquet`.
 
     Raises `InputError` where there is no checkpoint, or the job's data have changed.
 
@@ -169,7 +173,8 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
     """The rows of a table that a run has recorded in its folder."""
     try:
         return read_table(path, name).to_pylist()
-    except ValueError as error:  # of Arrow, or of a text that is no UTF-8
+    except ValueError as error:
+        # Of Arrow, or of a text that is no UTF-8.
         again = "`rayfed resume` writes them again from the checkpoint"
         raise InputError(
             f"the recorded {name} in {path} cannot be read ({error}); {again}"
@@ -242,7 +247,8 @@ def find(
         saved = _newest(folders)
         if saved is None:
             raise InputError(
-                f"'{run}' holds no checkpoint; begin again: rayfed run {folders.path / 'job.toml'} {FORCE}"
+                f"'{run}' holds no checkpoint; begin again: rayfed run {folders.path / 'job.toml'} "
+                f"{FORCE}"
             )
         return job, saved
     saved = newest(Folder(str(run)))
@@ -256,7 +262,10 @@ def find(
 
 
 def _newest(folders: Folders) -> Checkpoint | None:
-    """The newest checkpoint of a run. Raises `InputError`, with what to do, where none of them is whole."""
+    """The newest checkpoint of a run.
+
+    Raises `InputError`, with what to do, where none of them is whole.
+    """
     try:
         return newest(folders.checkpoints)
     except InputError as error:
@@ -280,9 +289,8 @@ def job_of(
         raise InputError(f"{error}; {remedy}") from None
     job = read(tables, overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
-        kept = (
-            path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts
-        )  # the folder was moved, or we have
+        # The folder was moved, or we have.
+        kept = path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts
         name = job.name if kept else path.name
         place = path.parents[len(Path(name).parts) - 1]
         job = replace(job, name=name, output=replace(job.output, path=str(place)))
@@ -292,11 +300,15 @@ def job_of(
 def read(
     job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None
 ) -> Job:
-    """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
+    """A job from its tables.
+
+    A `method` made in Python replaces theirs, which may not be importable.
+    """
     method_keys = [key for key in overrides or {} if key.partition(".")[0] == "method"]
     if method_keys and method is not None:
         raise InputError(
-            f"the method is given twice, as `method` and as '{method_keys[0]}' in `overrides`; give it once"
+            f"the method is given twice, as `method` and as '{method_keys[0]}' in `overrides`; "
+            "give it once"
         )
     if isinstance(job, Job):
         if method is None and not method_keys:

@@ -1,7 +1,7 @@
 """A job file as nested frozen dataclasses: what to run, on which data, and where.
 
-The dataclasses mirror the file: `train.lr` in the file is `job.train.lr` here. Every key is checked before anything is
-loaded or started; an unknown key is refused with the nearest valid key.
+The dataclasses mirror the file: `train.lr` in the file is `job.train.lr` here. Every key is checked
+before anything is loaded or started; an unknown key is refused with the nearest valid key.
 """
 
 import copy
@@ -41,14 +41,21 @@ from rayfed.data.settings import SOURCES, Data
 from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 
 Auto = Literal["auto"]
-DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
-LABELS_TEXT = "labels of the nodes to work on, as Ray selects them: 'H100', '!H100', 'in(H100,H200)', '!in(H100)'"
+DEADLINE_TEXT = (
+    "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at "
+    "least 300"
+)
+LABELS_TEXT = (
+    "labels of the nodes to work on, as Ray selects them: 'H100', '!H100', 'in(H100,H200)', "
+    "'!in(H100)'"
+)
 TRACK_TEXT = (
     "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 )
 MEASURE_TEXT = (
     "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
 )
+# Change no bits.
 MEASURE = (
     "measure",
     "measure_every",
@@ -56,20 +63,22 @@ MEASURE = (
     "measure_layers",
     "measure_clients",
     "track",
-)  # change no bits
+)
+# Tables that a name may stand for.
 WITH_NAME = (
     "method",
     "model",
     "data.partition",
     "train.schedule",
-)  # tables that a name may stand for
-A_FILE = "a file"  # stands for a path in a job's lineage
+)
+# Stands for a path in a job's lineage.
+A_FILE = "a file"
 PACKAGE = Path(__file__).parent
-# Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside it.
+# Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside
+# it.
 EXAMPLES = PACKAGE / "examples" if (PACKAGE / "examples").is_dir() else PACKAGE.parent / "jobs"
-NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}"
-)  # a file's has 255
+# A file's has 255.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")
 
 
 @dataclass(frozen=True)
@@ -103,24 +112,30 @@ class RayOptions(Checked):
         for name, wanted in self.labels.items():
             if " " in wanted:
                 raise InputError(
-                    f"ray.labels: {name} = '{wanted}': to Ray, a space is part of a label; write none"
+                    f"ray.labels: {name} = '{wanted}': to Ray, a space is part of a label; write "
+                    "none"
                 )
         if self.num_gpus == "auto":
             return
         if 0 < self.num_gpus < 1e-3:
             raise InputError(
-                f"ray.num_gpus = {self.num_gpus}: an actor takes at least a thousandth of a GPU, or none"
+                f"ray.num_gpus = {self.num_gpus}: an actor takes at least a thousandth of a GPU, "
+                "or none"
             )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise InputError(
-                f"ray.num_gpus = {self.num_gpus}: more than one GPU per actor must be a whole number"
+                f"ray.num_gpus = {self.num_gpus}: more than one GPU per actor must be a whole "
+                "number"
             )
 
     @property
     def cluster(self) -> str:
-        """The address to join; empty: a Ray is started here. Inside a Ray job, the environment names the cluster.
+        """The address to join; empty: a Ray is started here.
 
-        To Ray, `auto` is the address in the environment too, and `local` a Ray that is started here.
+        Inside a Ray job, the environment names the cluster.
+
+        To Ray, `auto` is the address in the environment too, and `local` a Ray that is started
+        here.
         """
         address = self.address
         if address in ("", "auto"):
@@ -140,7 +155,9 @@ class RayOptions(Checked):
 
     @property
     def gpu_share(self) -> float:
-        """GPUs per actor as Ray can always place them: whole GPUs, or 1/k; with "auto" 1, until it is measured."""
+        """GPUs per actor as Ray can always place them: whole GPUs, or 1/k; with "auto" 1, until it
+        is measured.
+        """
         if self.num_gpus == "auto":
             return 1.0
         return (
@@ -167,7 +184,9 @@ class Output(Checked):
 
 
 def _registry(function: str, *values: Any) -> Any:
-    """A function of the methods' registry, imported when used: it brings torch, which a list of keys does not need."""
+    """A function of the methods' registry, imported when used: it brings torch, which a list of
+    keys does not need.
+    """
     from rayfed.methods import registry
 
     return getattr(registry, function)(*values)
@@ -219,8 +238,9 @@ class Job(Checked):
         super().__post_init__()
         if not NAME.fullmatch(self.name):
             raise InputError(
-                f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits and . _ + -, "
-                "beginning with a letter or digit; / may divide it into parts of 200 at most"
+                f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits "
+                "and . _ + -, beginning with a letter or digit; / may divide it into parts of 200 "
+                "at most"
             )
         _registry("check_method", self.method)
         for key in ("measure", "measure_layers", "measure_clients"):
@@ -233,7 +253,8 @@ class Job(Checked):
             raise InputError(
                 f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them"
             )
-        self.table()  # raises where a value, such as an option of a model, cannot be recorded
+        # Raises where a value, such as an option of a model, cannot be recorded.
+        self.table()
 
     def measures(self, round: int) -> Sequence[str]:
         """What is measured in a round."""
@@ -247,9 +268,11 @@ class Job(Checked):
         return {key: plain_value(value, key) for key, value in table(self).items()}
 
     def lineage(self, *, with_paths: bool = False) -> dict[str, Any]:
-        """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends.
+        """Everything that the numbers of a round depend on: not where work is done or results go,
+        nor when it ends.
 
-        Nor, unless `with_paths`, where files lie: what they hold is hashed, and compared beside this.
+        Nor, unless `with_paths`, where files lie: what they hold is hashed, and compared beside
+        this.
         """
         kept = {
             key: value
@@ -269,7 +292,8 @@ class Job(Checked):
     def _leave_out_paths(self, kept: dict[str, Any]) -> None:
         """Take the paths out of a lineage, in place. What their files hold is compared by hashes.
 
-        The name of a known source stays. Whether there is a file for the model, the trace or the partition stays too.
+        The name of a known source stays. Whether there is a file for the model, the trace or the
+        partition stays too.
         """
         if self.data.source not in SOURCES:
             del kept["data"]["source"]
@@ -292,7 +316,10 @@ class Job(Checked):
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
-        """The paths in the job, by their dotted keys. The name of a known source, or of a function, is not a path."""
+        """The paths in the job, by their dotted keys.
+
+        The name of a known source, or of a function, is not a path.
+        """
         values = flat(self.table())
         paths = {key.name: values.get(key.name, "") for key in keys(type(self)) if key.is_path}
         names = {*SOURCES, "", self.data.source if self.data.module else ""}
@@ -316,7 +343,8 @@ def differences(
     at_first: str = "there",
     at_second: str = "here",
 ) -> list[str]:
-    """What differs between two tables, in words; the last two arguments are the words for there and here.
+    """What differs between two tables, in words; the last two arguments are the words for there and
+    here.
 
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
@@ -341,7 +369,8 @@ def other_lineage(
 ) -> list[str]:
     """What differs between the lineages of two jobs, in words, as `differences` gives it.
 
-    Two known sources differ by their names. A known source and a path may hold the same images: their hash decides.
+    Two known sources differ by their names. A known source and a path may hold the same images:
+    their hash decides.
 
     >>> other_lineage({"data": {"source": "mnist"}}, {"data": {}})
     []
@@ -353,7 +382,9 @@ def other_lineage(
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two values of tables are the same; a number that is not a number (nan) is the same as another."""
+    """Whether two values of tables are the same; a number that is not a number (nan) is the same as
+    another.
+    """
     if isinstance(first, float) and isinstance(second, float):
         return first == second or (math.isnan(first) and math.isnan(second))
     if isinstance(first, list) and isinstance(second, list):
@@ -368,26 +399,30 @@ def _same(first: Any, second: Any) -> bool:
 def read_job(
     source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Job:
-    """A job from a TOML file, or from a table, with dotted `overrides` on top: `{"train.num_rounds": 2}`.
+    """A job from a TOML file, or from a table, with dotted `overrides` on top:
+    `{"train.num_rounds": 2}`.
 
     Raises `InputError` naming the key, the given value and the valid values.
 
     >>> read_job({"name": "mine"}, {"train.num_round": 2})
     Traceback (most recent call last):
         ...
-    rayfed.base.errors.InputError: train: unknown key 'num_round'; did you mean 'train.num_rounds'? (valid: ...)
+    rayfed.base.errors.InputError: train: unknown key 'num_round'; did you mean 'train.num_rounds'?
+    (valid: ...)
     """
     return make_job(override(read_toml(source), overrides or {}))
 
 
 def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a job file as they stand, unchecked. Raises `InputError` where the file cannot be read."""
+    """The tables of a job file as they stand, unchecked.
+
+    Raises `InputError` where the file cannot be read.
+    """
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        text = read_regular(_found(source)).decode(
-            "utf-8-sig"
-        )  # some editors write a mark in front
+        # Some editors write a mark in front.
+        text = read_regular(_found(source)).decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
         name = Path(source).name
@@ -397,8 +432,8 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         if near:
             raise InputError(f"no job file '{source}'; did you mean '{near[0]}'?") from None
         raise InputError(
-            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
-            "writes another to begin with"
+            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and "
+            "`rayfed init FOLDER` writes another to begin with"
         ) from None
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
@@ -409,21 +444,25 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"'{source}' is no job file: that is TOML, in UTF-8; `rayfed init FOLDER` writes one"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:  # of a path with a zero byte
+    except (OSError, ValueError, RecursionError) as error:
+        # Of a path with a zero byte.
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 
 def _found(source: str | Path) -> Path:
-    """A job file, or where there is none of this name, the example: quickstart, or jobs/quickstart.toml."""
+    """A job file, or where there is none of this name, the example: quickstart, or
+    jobs/quickstart.toml.
+    """
     example = EXAMPLES / f"{str(source).removeprefix('jobs/').removesuffix('.toml')}.toml"
     return Path(source) if Path(source).exists() or not example.is_file() else example
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with single values replaced: `{"train.num_rounds": 2}`; a value that is a table replaces all of it.
+    """The tables with single values replaced: `{"train.num_rounds": 2}`; a value that is a table
+    replaces all of it.
 
-    Naming another method, model or partition drops the options of the one before; of a partition, `num_clients` and
-    `seed` stay where the new rule has them too.
+    Naming another method, model or partition drops the options of the one before; of a partition,
+    `num_clients` and `seed` stay where the new rule has them too.
 
     >>> override({"train": {"lr": 0.1}}, {"train.num_rounds": 2})
     {'train': {'lr': 0.1, 'num_rounds': 2}}
@@ -438,9 +477,8 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     {'model': {'name': 'lenet', 'width': 3}}
     """
     result: dict[str, Any] = copy.deepcopy(dict(tables))
-    for dotted in sorted(
-        overrides, key=lambda dotted: _short(dotted).count(".")
-    ):  # names come before options
+    # Names come before options.
+    for dotted in sorted(overrides, key=lambda dotted: _short(dotted).count(".")):
         *path, last = _short(dotted).split(".")
         outer = result
         for number, step in enumerate(path, start=1):
@@ -478,11 +516,13 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     if "grid" in tables:
         raise InputError(
-            "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` makes its jobs"
+            "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` "
+            "makes its jobs"
         )
     for key, value in flat(tables).items():
         if isinstance(value, datetime.date | datetime.time):
-            plain_value(value, key)  # raises: a job has no dates
+            # Raises: a job has no dates.
+            plain_value(value, key)
     if flat(tables).get("data.partition.seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:
@@ -494,9 +534,8 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         if near and where:
             near = f"{where}.{near}"
         near = near or nearest_key(key, keys(Job))
-        if (
-            not near or where.startswith("method ") or near == f"{where}.{key}"
-        ):  # a key of another partition
+        # A key of another partition.
+        if not near or where.startswith("method ") or near == f"{where}.{key}":
             raise
         if near == key:
             raise InputError(

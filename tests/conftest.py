@@ -1,6 +1,7 @@
 """A federation that trains in milliseconds, but has what makes federated learning hard.
 
-Labels are skewed, classes are missing, one client has a single sample, one is balanced, and last batches are smaller.
+Labels are skewed, classes are missing, one client has a single sample, one is balanced, and last
+batches are smaller.
 """
 
 import hashlib
@@ -31,16 +32,17 @@ from rayfed.rounds.site import Site
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack, unpack
 
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
-settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure
+os.environ[("RAY_worker_niceness")] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
+# A busy machine is no failure.
+settings.register_profile("rayfed", deadline=None)
 settings.load_profile("rayfed")
-torch.set_num_threads(
-    1
-)  # more threads could change the last bits of a sum, and tests may run side by side
+# More threads could change the last bits of a sum, and tests may run side by side.
+torch.set_num_threads(1)
 
 CLASSES = ("ash", "birch", "cedar", "elm")
 WRITE_PAGE = page.write_page
-COUNTS = [  # a row per client, a column per class
+# A row per client, a column per class.
+COUNTS = [
     [9, 3, 0, 0],
     [0, 8, 1, 2],
     [0, 0, 1, 0],
@@ -51,9 +53,8 @@ COUNTS = [  # a row per client, a column per class
 
 
 def _samples(rng, labels):
-    pattern = np.random.default_rng(7).integers(
-        0, 180, (len(CLASSES), 1, 4, 4)
-    )  # the same for training and test
+    # The same for training and test.
+    pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))
     images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))
     return Samples(images.astype(np.uint8), labels, CLASSES)
 
@@ -101,7 +102,9 @@ def _small_cohorts_have_groups(monkeypatch):
 
 @pytest.fixture(scope="session")
 def write_images():
-    """Write a data set of random images of so many pixels: the folder `data` in a folder, for `data.source`."""
+    """Write a data set of random images of so many pixels: the folder `data` in a folder, for
+    `data.source`.
+    """
 
     def write(folder, train, test, pixels=784, classes=4):
         rng = np.random.default_rng(0)
@@ -118,7 +121,9 @@ def write_images():
 
 @pytest.fixture(scope="session")
 def make_federation():
-    """Make a federation from a table like `COUNTS`; the server holds two more samples of each class."""
+    """Make a federation from a table like `COUNTS`; the server holds two more samples of each
+    class.
+    """
 
     def make(counts=COUNTS):
         counts, rng = np.array(counts), np.random.default_rng(0)
@@ -138,7 +143,9 @@ def make_federation():
 
 @pytest.fixture(scope="session")
 def make_model():
-    """The same small model each time; with `norm`, BatchNorm and Dropout tell training from evaluation."""
+    """The same small model each time; with `norm`, BatchNorm and Dropout tell training from
+    evaluation.
+    """
 
     def make(norm=False):
         with torch.random.fork_rng(devices=[]):
@@ -198,7 +205,9 @@ def digest():
 
 @pytest.fixture(scope="session")
 def bits(digest):
-    """All of a round that must not depend on where, when or how often its work was done, in comparable form."""
+    """All of a round that must not depend on where, when or how often its work was done, in
+    comparable form.
+    """
 
     def bits(round):
         return {

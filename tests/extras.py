@@ -1,4 +1,6 @@
-"""Packages that rayfed uses where they are installed, such as timm: their tests are skipped without them."""
+"""Packages that rayfed uses where they are installed, such as timm: their tests are skipped without
+them.
+"""
 
 from importlib.util import find_spec
 

@@ -1,7 +1,10 @@
-"""What tests compare rayfed with: losses, gradients and steps in plain torch and float64. Nothing of rayfed is in it.
+"""What tests compare rayfed with: losses, gradients and steps in plain torch and float64.
 
-A loss is here as its paper or its authors' code has it, sample by sample or pair by pair, and autograd gives its
-gradient. `z` are the student's logits (C,) or features (D,), `t` the teacher's, `y` is the label.
+Nothing of rayfed is in it.
+
+A loss is here as its paper or its authors' code has it, sample by sample or pair by pair, and
+autograd gives its gradient. `z` are the student's logits (C,) or features (D,), `t` the teacher's,
+`y` is the label.
 """
 
 import copy
@@ -73,7 +76,9 @@ def fedssd(z, t, y, credible, m_max, inside):
 
 
 def fedcsd(z, t, y, prototypes, mask, tau, released=False):
-    """As the paper has it; or as train_ours.py of IAMJackYan/FedCSD: delta moves with `z`, KL, mask on `delta t`."""
+    """As the paper has it; or as train_ours.py of IAMJackYan/FedCSD: delta moves with `z`, KL, mask
+    on `delta t`.
+    """
     student = z if released else z.detach()
     target = t if prototypes is None else cosines(student, prototypes).softmax(0) * t
     seen = target if released else t
@@ -102,7 +107,9 @@ def fedmr(x, labels):
 
 
 def fedvls(z, labels, counts):
-    """Class by class, as the authors' code has it: a sample of the class itself counts with a logit of 0."""
+    """Class by class, as the authors' code has it: a sample of the class itself counts with a logit
+    of 0.
+    """
     total = 0.0
     for c, share in enumerate((counts / counts.sum()).tolist()):
         shifted = z[:, c] - math.log(share + 1e-9) + math.log(1 / len(counts))
@@ -111,7 +118,9 @@ def fedvls(z, labels, counts):
 
 
 def feduv_variance(z):
-    """The deviation that is asked for is that of the columns of the identity, as in the authors' code."""
+    """The deviation that is asked for is that of the columns of the identity, as in the authors'
+    code.
+    """
     wanted = torch.eye(z.shape[1], dtype=z.dtype).std(dim=0)
     return (wanted - z.softmax(dim=1).std(dim=0)).clamp(min=0).mean()
 

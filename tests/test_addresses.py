@@ -1,4 +1,6 @@
-"""Addresses with keys in them are refused before they are shown or written; names go to the path of an address."""
+"""Addresses with keys in them are refused before they are shown or written; names go to the path of
+an address.
+"""
 
 import re
 

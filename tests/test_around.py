@@ -1,4 +1,6 @@
-"""What a public host reads: metadata, citation, workflows, templates, and the checks before a commit."""
+"""What a public host reads: metadata, citation, workflows, templates, and the checks before a
+commit.
+"""
 
 import re
 import tomllib
@@ -56,10 +58,11 @@ def test_each_command_of_a_workflow_is_a_target_of_make():
 @pytest.mark.parametrize("path", WORKFLOWS, **by_name)
 def test_a_workflow_may_only_read_and_ends(path):
     workflow = load(path)
+    # `on`
     assert (
         workflow["permissions"] == {"contents": "read"}
         and {"push", "pull_request"} <= workflow[True].keys()
-    )  # `on`
+    )
     assert all(
         job["runs-on"] == "ubuntu-latest" and job["timeout-minutes"] <= 90
         for job in workflow["jobs"].values()

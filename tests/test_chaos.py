@@ -1,7 +1,9 @@
-"""Federations whose actors, nodes and driver die, and whose checkpoints are cut short: no bit of the results changes.
+"""Federations whose actors, nodes and driver die, and whose checkpoints are cut short: no bit of
+the results changes.
 
-`pytest -m slow` runs one of them and `pytest -m chaos` the other twenty-nine, each with its own seed; and so sixty runs
-on a Ray of their own, each of which loses one process of that Ray, or the driver.
+`pytest -m slow` runs one of them and `pytest -m chaos` the other twenty-nine, each with its own
+seed; and so sixty runs on a Ray of their own, each of which loses one process of that Ray, or the
+driver.
 """
 
 import os
@@ -31,17 +33,20 @@ SETTINGS = {
     "data.partition.num_clients": 8,
     "train.num_rounds": ROUNDS,
     "train.clients_per_round": 4,
-    "train.local_steps": 40,  # rounds take longer than what happens in them, or the run would end before
+    # Rounds take longer than what happens in them, or the run would end before.
+    "train.local_steps": 40,
     "train.batch_size": 20,
     "output.every": 1,
     "ray.deadline": 20,
     "ray.max_retries": 20,
 }
 ACTOR = (
-    r"actor-|ClientActor|ray::(fit|survey) round"  # in the commands of processes that train clients
+    # In the commands of processes that train clients.
+    r"actor-|ClientActor|ray::(fit|survey) round"
 )
 KILL, TERM, STOP = SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
-WATCHFUL = {  # short intervals, so that the death of a node is noticed within seconds
+# Short intervals, so that the death of a node is noticed within seconds.
+WATCHFUL = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500",
@@ -99,9 +104,8 @@ def nodes(monkeypatch):
     for key, value in {**OUR_RAY, **WATCHFUL}.items():
         monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    Path(tempfile.gettempdir(), "ray").mkdir(
-        exist_ok=True
-    )  # Ray writes the cluster's address to a file in it
+    # Ray writes the cluster's address to a file in it.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     node = {
         "include_dashboard": False,
         "temp_dir": f"{folder}/ray",
@@ -126,7 +130,8 @@ def raylet(node):
 def kill_actor(cluster, chance):
     """Kill or stop a process that trains clients; returns whether there was one."""
     found = [pid for node in cluster.list_all_nodes() for pid in below(raylet(node), ACTOR)]
-    with suppress(ProcessLookupError):  # it has just ended
+    # It has just ended.
+    with suppress(ProcessLookupError):
         os.kill(chance.choice(found or [2**30]), chance.choice(SIGNALS))
         return True
     return False
@@ -154,7 +159,9 @@ def kill_node(cluster, chance):
 
 
 def tear(checkpoints, chance):
-    """Cut short or delete a file of the newest checkpoint, if there is an older one; returns whether there was."""
+    """Cut short or delete a file of the newest checkpoint, if there is an older one; returns
+    whether there was.
+    """
     *older, newest = sorted(checkpoints.glob("round-*.json")) or [None]
     if not older:
         return False
@@ -191,7 +198,8 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(
         try:
             for line in process.stdout:
                 round = int(line[5:].partition("/")[0]) if line.startswith("round ") else -1
-                # Also what was due in rounds that the previous driver played just before it was killed.
+                # Also what was due in rounds that the previous driver played just before it was
+                # killed.
                 while process.poll() is None and (now := min(due, default=ROUNDS + 1)) <= round:
                     kind = due.pop(now)
                     time.sleep(chance.uniform(0, 0.5))
@@ -213,27 +221,30 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(
     print(f"seed {seed}, {method}: {dict(happened)}")
     assert process.returncode == 0, said
     assert numbers(run) == expected
-    assert happened["driver"] or happened["node"]  # a short run may end while a node is given up
+    # A short run may end while a node is given up.
+    assert happened["driver"] or happened["node"]
 
 
-# A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal (docs/failure.md).
+# A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal
+# (docs/failure.md).
 OWN = {
     "raylet": (r"/raylet/raylet ", {KILL: [75], TERM: [75], STOP: [75]}),
+    # 0: done before Ray's minute was over.
     "gcs": (
         r"/gcs/gcs_server ",
         {KILL: [0, 75], TERM: [0, 75], STOP: [0, 75]},
-    ),  # 0: done before Ray's minute was over
+    ),
+    # 75: Ray ends the node with it.
     "dashboard agent": (
         r"DashboardAgent",
         {KILL: [0, 75], TERM: [0, 75], STOP: [0]},
-    ),  # 75: Ray ends the node with it
+    ),
     "environment agent": (r"RuntimeEnvAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),
     "actor": (ACTOR, {KILL: [0], TERM: [0], STOP: [0]}),
     "driver": ("", {KILL: [-KILL], TERM: [130], STOP: [0]}),
 }
-CHECKPOINT = [
-    ("raylet", SIGNALS[number % 2], True) for number in range(20)
-]  # while a checkpoint is written
+# While a checkpoint is written.
+CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]
 ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
 own_kills = [
     pytest.param(
@@ -282,12 +293,14 @@ def test_a_run_whose_own_ray_loses_a_process_has_the_same_bits(
                 process.kill()
         took = time.monotonic() - since
         print(
-            f"{number}: {what}, {how.name}{' in a checkpoint' * keeping}: exit code {process.returncode}, {took:.0f} s"
+            f"{number}: {what}, {how.name}{' in a checkpoint' * keeping}: exit code "
+            f"{process.returncode}, {took:.0f} s"
         )
         assert process.returncode in codes[how], said
         assert "Traceback" not in said
     finally:
-        for file in Path("/proc").glob("[0-9]*/environ"):  # what a dead raylet leaves
+        # What a dead raylet leaves.
+        for file in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if f"TMPDIR={folder}\0".encode() in file.read_bytes():
                     os.kill(int(file.parent.name), KILL)

@@ -1,4 +1,6 @@
-"""A client's work: its batches, what its hooks see, what training leaves behind, and what it refuses."""
+"""A client's work: its batches, what its hooks see, what training leaves behind, and what it
+refuses.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -78,7 +80,8 @@ def test_denormal_numbers_are_zero_in_training_with_one_thread(make_site):
         return train(Desk(site, broadcast_of(site)), CLIENT, {}).memory["tiny"]
 
     assert product(1) == 0.0 and product(2) == pytest.approx(1e-40, rel=1e-3)
-    assert float(torch.tensor(1e-40) * 1.0) != 0.0  # as before
+    # As before.
+    assert float(torch.tensor(1e-40) * 1.0) != 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def test_every_epoch_sees_every_sample_once(num_examples, batch_size, epochs, se
         some = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert sorted(i for index in some for i in index) == list(range(num_examples))
         assert [len(index) for index in some[:-1]] == [batch_size] * (per_epoch - 1)
-        assert len(some[-1]) == num_examples - batch_size * (per_epoch - 1)  # smaller, and kept
+        # Smaller, and kept.
+        assert len(some[-1]) == num_examples - batch_size * (per_epoch - 1)
 
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 20))
@@ -182,7 +186,8 @@ def test_hooks_run_in_order_and_see_their_client(make_site):
         compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2)
     )
     broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
-    assert survey(Desk(site, broadcast), CLIENT) == {"spy": {"n": 11}}  # only of parts that survey
+    # Only of parts that survey.
+    assert survey(Desk(site, broadcast), CLIENT) == {"spy": {"n": 11}}
     reply = train(Desk(site, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in SEEN] == ["survey", "begin", "loss", "loss", "loss", "report"]
     assert [value for name, value in SEEN if name == "loss"] == [
@@ -190,7 +195,8 @@ def test_hooks_run_in_order_and_see_their_client(make_site):
     ]
     assert SEEN[-1][1] == ("local", 3, reply.row.train_loss, False, True)
     assert reply.memory == {"spy": "memory"}
-    assert reply.summands.keys() == {"average"}  # a part that reports nothing sends nothing
+    # A part that reports nothing sends nothing.
+    assert reply.summands.keys() == {"average"}
     surveying, view = SEEN[0][1], SEEN[1][1]
     assert (surveying.state, surveying.payload, surveying.memory) == ("state", None, None)
     assert (view.state, view.payload, view.memory) == ("state", "payload", "before")
@@ -224,7 +230,8 @@ def test_the_servers_samples_are_its_auxiliary_set(make_site):
 def test_the_loss_is_the_sum_of_all_terms(make_site):
     """One step with all images, from the global weights, where Proximal's term is 0.
 
-    The values are equal to the bit: float32 multiplies by 0 and 2 exactly, and rounds the sum of two terms once.
+    The values are equal to the bit: float32 multiplies by 0 and 2 exactly, and rounds the sum of
+    two terms once.
     """
 
     def loss(*parts):
@@ -268,16 +275,16 @@ class TeacherWatch(Part):
         assert not batch.teacher.logits.requires_grad
         for name, tensor in teacher.state_dict().items():
             assert torch.equal(tensor, client.weights[name]), name
-        with (
-            torch.no_grad()
-        ):  # an image has the same logits alone as in its batch: nothing is drawn
+        # An image has the same logits alone as in its batch: nothing is drawn.
+        with torch.no_grad():
             alone = teacher(batch.images[:1])
         torch.testing.assert_close(batch.teacher.logits[:1], alone)
         return None
 
 
 def test_notes_are_means_over_the_steps_that_have_them(make_site):
-    site = make_site(compose(Noting()), local_epochs=2)  # batches of 5, 5 and 1
+    # Batches of 5, 5 and 1.
+    site = make_site(compose(Noting()), local_epochs=2)
     reply = train(Desk(site, broadcast_of(site)), CLIENT, {})
     assert reply.row.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
     assert (reply.row.notes["full"], reply.row.notes["size"], reply.row.notes["loss.noting"]) == (
@@ -314,7 +321,8 @@ NAME = "a name has 1 to 100 printable characters that do not begin with"
         ("mask", torch.ones(2), r"got .*a tensor \(torch.float32, \(2,\)\).*; give a number"),
         ("mask", "0.5", "got .*0.5.*; give a number"),
         ("x" * 101, 1.0, NAME),
-        ("loss.mine", 1.0, NAME),  # rayfed's own
+        # Rayfed's own.
+        ("loss.mine", 1.0, NAME),
     ],
 )
 def test_only_a_number_can_be_noted_under_a_name_that_can_be_recorded(name, value, words):
@@ -351,7 +359,8 @@ def test_the_teacher_stays_the_global_model_in_eval_mode(make_site):
     assert all(not torch.equal(moved[name], w) for name, w in broadcast.weights.items())
 
 
-FLIP, FEW = {"augment": Augment(flip=True)}, {"local_steps": 2}  # six batches without FEW
+# Six batches without FEW
+FLIP, FEW = {"augment": Augment(flip=True)}, {"local_steps": 2}
 
 
 @pytest.mark.parametrize(
@@ -455,7 +464,8 @@ class WhatIsSet(Part):
 
 
 def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error(make_site):
-    set_tf32(False)  # as every worker on a GPU begins
+    # As every worker on a GPU begins.
+    set_tf32(False)
     with pytest.raises(KeyError, match="seen"):
         trained(make_site(compose(WhatIsSet()), precision="tf32"))
     assert tf32_as_set() == ({"ieee"}, False, "highest")
@@ -532,7 +542,10 @@ class Break(Part):
 
 def test_a_single_infinite_loss_is_refused_with_client_round_batch_and_method(make_site):
     site = make_site(compose(fedntd(), Break()))
-    said = r"the loss became inf at client 1, round 3, batch 4 of 6, in break of the method fedntd .*Break; try a smaller"
+    said = (
+        r"the loss became inf at client 1, round 3, batch 4 of 6, in break of the method fedntd "
+        r".*Break; try a smaller"
+    )
     with pytest.raises(Diverged, match=said):
         trained(site, broadcast_of(site, 3))
 

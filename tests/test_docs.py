@@ -1,4 +1,6 @@
-"""What the documentation says is true: snippets run, commands, links and files exist, costs are as measured."""
+"""What the documentation says is true: snippets run, commands, links and files exist, costs are as
+measured.
+"""
 
 import ast
 import importlib
@@ -62,7 +64,8 @@ PLAYED = {
     "phones",
     "day",
 }
-PRINTED = {  # the pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line
+# The pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line.
+PRINTED = {
     "README.md": [r"\[0\.\d+, .*runs/pull-2"],
     "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],
     "docs/own-method.md": [r"\w+: neutral is FedAvg: True, strong is not: True"] * 5,
@@ -132,7 +135,9 @@ def test_job_snippets_are_valid(path):
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("page", PRINTED)
 def test_python_snippets_run(page, capsys, monkeypatch):
-    """From the first to the last, with few rounds and without Ray; and so do the jobs that they need."""
+    """From the first to the last, with few rounds and without Ray; and so do the jobs that they
+    need.
+    """
     play = rayfed.run
 
     def run(job, overrides=None, **more):
@@ -168,9 +173,8 @@ def test_links_and_files_exist_and_no_path_is_of_a_certain_machine(path):
             continue
         file, _, anchor = target.partition("#")
         linked = path.parent / file if file else path
-        inside = Path(os.path.normpath(linked)).is_relative_to(
-            ROOT
-        )  # not resolved: rayfed/ may be a wheel's, linked
+        # Not resolved: rayfed/ may be a wheel's, linked.
+        inside = Path(os.path.normpath(linked)).is_relative_to(ROOT)
         assert linked.exists() and inside, f"{target}: there is no such file"
         headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
         anchors = {
@@ -190,11 +194,14 @@ def test_no_message_names_a_page_which_only_a_clone_has():
         assert not [text for text in texts if isinstance(text, str) and page.search(text)], path
 
 
-# Commands ------------------------------------------------------------------------------------------------------------
+# Commands
+# ------------------------------------------------------------------------------------------------------------
 
 
 def commands():
-    """The words of each command of rayfed, Ray or Slurm in the pages and in the comments of cluster/."""
+    """The words of each command of rayfed, Ray or Slurm in the pages and in the comments of
+    cluster/.
+    """
     blocks = "".join(text for path in EVERY for _, text in snippets(path, "console"))
     files = [
         path
@@ -232,7 +239,8 @@ def parse(group, words):
 
 
 def test_commands_exist_with_their_options_and_files(monkeypatch):
-    from ray.scripts.scripts import cli as ray  # which takes two seconds
+    # Which takes two seconds.
+    from ray.scripts.scripts import cli as ray
 
     monkeypatch.chdir(ROOT)
     found = list(commands())
@@ -247,7 +255,9 @@ def test_commands_exist_with_their_options_and_files(monkeypatch):
 
 
 def test_the_clients_of_replay_examples_were_in_those_rounds():
-    """`rayfed replay` refuses other clients, so an example must name a client that the quickstart's seed draws."""
+    """`rayfed replay` refuses other clients, so an example must name a client that the quickstart's
+    seed draws.
+    """
     job = read_job(ROOT / "jobs/quickstart.toml")
     for path in (README, ROOT / "rayfed/cli/train.py"):
         for number, client in re.findall(
@@ -259,7 +269,8 @@ def test_the_clients_of_replay_examples_were_in_those_rounds():
             assert int(client) in drawn
 
 
-# Lists ---------------------------------------------------------------------------------------------------------------
+# Lists
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
@@ -285,9 +296,8 @@ def test_a_method_has_a_row_and_a_page_with_a_job_and_parameters_of_its_own(name
     assert name in overview() and set(METHODS) == set(RECIPES)
     ((_, job),) = snippets(METHODS[name], "toml")
     method = tomllib.loads(job)["method"]
-    last = (
-        method[-1]["method"] if isinstance(method, list) else method
-    )  # ccvr is for the last round
+    # Ccvr is for the last round.
+    last = method[-1]["method"] if isinstance(method, list) else method
     assert name == (last if isinstance(last, str) else last["name"])
     text = METHODS[name].read_text()
     line = re.search(
@@ -299,7 +309,8 @@ def test_a_method_has_a_row_and_a_page_with_a_job_and_parameters_of_its_own(name
         assert {*re.findall(r"`(\w+)`\s+\d", line[2])} <= {key for key, *_ in parameters(name)}
 
 
-THROUGH_A_TRAINED_MODEL = dict.fromkeys(  # passes more for each batch
+# Passes more for each batch.
+THROUGH_A_TRAINED_MODEL = dict.fromkeys(
     (
         "fedalign",
         "fedsam",
@@ -317,7 +328,10 @@ THROUGH_A_TRAINED_MODEL = dict.fromkeys(  # passes more for each batch
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_cost_is_as_measured(name, make_federation, monkeypatch):
-    """In the last round, with all clients. The model is so large that terms in C and D are small."""
+    """In the last round, with all clients.
+
+    The model is so large that terms in C and D are small.
+    """
     runs, passes, batches = [], [], []
     inside, view, outputs_of = Batch.__init__, client_work.view_of, Batch.outputs_of
 
@@ -350,11 +364,13 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
         [1, 0, 0, 6],
     ]
     model, data = Classifier(layers, nn.Linear(16, 4)), make_federation(every_client_lacks_two)
-    num_rounds = 7 if name == "fedgkd" else 3  # it keeps five older models
+    # It keeps five older models.
+    num_rounds = 7 if name == "fedgkd" else 3
     training = Training(
         num_rounds, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01
     )
-    every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
+    # Else a teacher runs once per round.
+    every_batch = Data(augment=Augment(flip=True))
     site = Site(
         model,
         data,
@@ -371,7 +387,8 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
 
     unit = num_bytes(last.weights)
     measured = [
-        in_batches / max(1, steps) + THROUGH_A_TRAINED_MODEL.get(name, 0),  # ccvr trains no client
+        # Ccvr trains no client.
+        in_batches / max(1, steps) + THROUGH_A_TRAINED_MODEL.get(name, 0),
         in_round / data.num_clients,
         last.bytes_down / data.num_clients / unit,
         last.bytes_up / data.num_clients / unit,

@@ -134,15 +134,15 @@ def test_the_cohort_depends_only_on_seed_and_round(make_site, play):
 
 
 def test_a_round_can_be_played_with_given_clients(make_site, bits):
-    site = make_site(fedcsd())  # it surveys
+    # It surveys.
+    site = make_site(fedcsd())
     first = start(site, ThisProcess(site))
     usual = bits(play_round(site, first, ThisProcess(site)))
     assert bits(play_round(site, first, ThisProcess(site), clients=cohort(0, 1, 6, 4))) == usual
     given = play_round(site, first, ThisProcess(site), clients=[5, 1])
     assert [row.client for row in given.clients] == [5, 1]
-    assert (
-        tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]
-    )  # two clients instead of four
+    # Two clients instead of four.
+    assert tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]
     assert bits(given)["weights"] != usual["weights"]
 
 
@@ -168,9 +168,8 @@ def test_rounds_continue_to_num_rounds_and_no_further(make_site, play, bits):
     (fourth,) = rounds(site, ThisProcess(site), three[-1])
     assert bits(fourth) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
     assert [*rounds(make_site(fedavg()), None, fourth)] == []
-    rounds(
-        make_site(fedavg()), None
-    )  # nothing is played before it is asked for: without workers that would fail
+    # Nothing is played before it is asked for: without workers that would fail.
+    rounds(make_site(fedavg()), None)
 
 
 def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
@@ -335,7 +334,8 @@ def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(mak
     assert [next(playing).round for _ in range(2)] == [0, 1]
     with pytest.raises(RuntimeError, match="nothing to tell"):
         next(playing)
-    last = []  # a run that ends with round 1 never needs round 2
+    # A run that ends with round 1 never needs round 2.
+    last = []
     for round in rounds(site, ThisProcess(site), is_over=lambda: last[-1] == 1):
         last.append(round.round)
     assert last == [0, 1]
@@ -352,9 +352,8 @@ def test_bytes_are_counted_for_each_client(make_site, play):
     for method in (fedavg(), fedntd()):
         for round in play(make_site(method, norm=True))[1:]:
             assert (round.bytes_down, round.bytes_up) == (4 * size, 4 * size)
-    for round in play(make_site(fedcsd(), norm=True))[
-        1:
-    ]:  # down: teacher and prototypes; up: their sums and counts
+    # Down: teacher and prototypes; up: their sums and counts.
+    for round in play(make_site(fedcsd(), norm=True))[1:]:
         assert round.bytes_down >= 4 * (2 * size + 4 * 4 * 4)
         assert round.bytes_up == 4 * (size + 4 * 4 * 8 + 4 * 8)
 
@@ -425,7 +424,9 @@ def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_site,
     assert kept(switch(switch(diary, plain, at=2), diary, at=3)) == [[1], False, [3], [3, 4]]
 
 
-SPOILT = {  # a summand where the others are {"x": [torch.zeros(2)]}, and the message; test_trees.py has more of them
+# A summand where the others are {"x": [torch.zeros(2)]}, and the message; test_trees.py has more of
+# them.
+SPOILT = {
     "nan": (
         {"x": [torch.tensor([1.0, float("nan")])]},
         "holds a NaN or an infinity at spoiler.x.0",
@@ -471,8 +472,12 @@ def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(
     with pytest.raises(RunFailed) as refused:
         play(site)
     assert str(refused.value).endswith("; nothing was averaged")
-    if value == "nothing":  # of two summands that differ, either may be wrong
-        said = f"client 0 or 5, {stage}: one of their summands is odd; that of client 5 is not like that of client 0: "
+    # Of two summands that differ, either may be wrong.
+    if value == "nothing":
+        said = (
+            f"client 0 or 5, {stage}: one of their summands is odd; that of client 5 is not like "
+            "that of client 0: "
+        )
     else:
         said = f"client 5, {stage}: its summand "
     assert str(refused.value).startswith(said + SPOILT[value][1])
@@ -623,7 +628,8 @@ def test_a_round_stays_as_it_was_when_a_hook_writes_to_its_state(make_site, bits
     first = start(site, ThisProcess(site))
     second = play_round(site, first, ThisProcess(site))
     before = bits(first), bits(second)
-    for _ in range(2):  # as after a stop
+    # As after a stop.
+    for _ in range(2):
         third = play_round(site, second, ThisProcess(site))
         assert (bits(first), bits(second)) == before
         assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (

@@ -195,7 +195,8 @@ def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
         read_job({"name": "n"}, {"data.partition.seed": "walk"})
 
 
-# The command ---------------------------------------------------------------------------------------------------------
+# The command
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -260,8 +261,8 @@ def test_a_grid_says_which_of_its_finished_runs_are_of_a_module_that_has_changed
     again = rayfed("run", "grid.toml", "--only", "two/*/seed-0")
     assert again.exit_code == 0 and "3 of 3 runs done already" in again.stdout
     assert again.stderr == (
-        "warning: mine_of_grid has changed since; the results of 1 runs are of before: g/two/ours/seed-0; "
-        "--force trains them again, with --only some of them\n"
+        "warning: mine_of_grid has changed since; the results of 1 runs are of before: "
+        "g/two/ours/seed-0; --force trains them again, with --only some of them\n"
     )
     both = rayfed("run", "grid.toml", "--only", "two/ours/*")
     assert (
@@ -370,7 +371,8 @@ def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, m
     ]
 
 
-# A paper's table -----------------------------------------------------------------------------------------------------
+# A paper's table
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -429,7 +431,8 @@ def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     assert listed.stdout.splitlines() == [
         cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]
     ]
-    for listing in (["p"], ["p", "--list"]):  # of a paper alone: its tables
+    # Of a paper alone: its tables.
+    for listing in (["p"], ["p", "--list"]):
         shown = rayfed("reproduce", *listing).stdout
         assert shown.startswith("the papers' tables, to give one of:\n\np/t\n")
         assert "2 methods x 2 settings, 8 runs of 1 round" in shown and "cost not known" in shown

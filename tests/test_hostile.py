@@ -1,4 +1,6 @@
-"""Hostile input ends in one message: no crash, no endless wait, no full memory, and no code of it is run."""
+"""Hostile input ends in one message: no crash, no endless wait, no full memory, and no code of it
+is run.
+"""
 
 import functools
 import io
@@ -34,7 +36,8 @@ from rayfed.models.registry import build_model
 from rayfed.rounds.site import open_site
 
 PACKAGE = Path(rayfed.__file__).parent
-LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb
+# Bytes of address space for a process that reads a bomb.
+LITTLE = 6 * 2**30
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
@@ -61,11 +64,18 @@ def refuses(source: Data, message: str) -> None:
 
 
 def refused_with_little_memory(source: str) -> str:
-    """The message with which a process with little memory and time refuses a source; '' if it accepts the source."""
+    """The message with which a process with little memory and time refuses a source; '' if it
+    accepts the source.
+    """
     script = (
-        "import sys\nfrom rayfed.data.settings import Data\nfrom rayfed.data.sources import load\n"
+        "import sys\n"
+        "from rayfed.data.settings import Data\n"
+        "from rayfed.data.sources import load\n"
         "from rayfed.base.errors import InputError\n"
-        "try:\n    load(Data(sys.argv[1], test_fraction=0.5))\nexcept InputError as error:\n    print(error)"
+        "try:\n"
+        "    load(Data(sys.argv[1], test_fraction=0.5))\n"
+        "except InputError as error:\n"
+        "    print(error)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, source],
@@ -517,7 +527,10 @@ def test_what_is_named_is_looked_at_before_it_is_called(tmp_path, monkeypatch, k
         job = read_job({"name": "n"}, {key: name, f"{key}.{option}": f"touch {tmp_path}/ran"})
         build_model(job.model.name, job.model.options, image_shape=(1, 8, 8), num_classes=2, seed=0)
 
-    message = "is a module of Python itself; name a module of yours|Python's own or built in; name a function or a class"
+    message = (
+        "is a module of Python itself; name a module of yours|Python's own or built in; name a "
+        "function or a class"
+    )
     option = "command" if name.endswith("system") else "path"
     with pytest.raises(InputError, match=f"'{name}'.*({message})"):
         build()

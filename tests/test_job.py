@@ -68,9 +68,8 @@ def test_every_partition_is_read_back_as_it_was_written(name):
     assert isinstance(job.data.partition, PARTITIONS[name])
     assert again(job) == job
     if not needed:
-        assert job == read_job(
-            {"name": "n", "data": {"partition": name}}
-        )  # a string stands for a table
+        # A string stands for a table.
+        assert job == read_job({"name": "n", "data": {"partition": name}})
 
 
 def test_lists_model_options_and_a_value_of_none_are_read_back():
@@ -95,7 +94,8 @@ def test_the_hash_covers_every_key_that_changes_the_results():
         assert read_job(QUICKSTART, same).hash() == job.hash(), same
     other = {
         "train.precision": "bf16",
-        "train.eval_every": 2,  # forgetting depends on it
+        # Forgetting depends on it.
+        "train.eval_every": 2,
         "seed": 1,
         "train.lr": 0.1,
         "data.partition.seed": 1,
@@ -107,7 +107,8 @@ def test_the_hash_covers_every_key_that_changes_the_results():
         "train.local_epochs": 2,
         "train.local_steps": 7,
         "train.clip": 0.5,
-        "train.task_images": 7,  # it decides the order of additions
+        # It decides the order of additions.
+        "train.task_images": 7,
         "model.name": "lenet",
         "data.augment.flip": True,
         "data.auxiliary_per_class": 1,
@@ -265,7 +266,9 @@ def test_every_key_has_a_sentence():
 
 
 def test_a_method_with_and_one_without_an_auxiliary_set_share_a_dealing():
-    """They differ by the images withdrawn; with `data.auxiliary_per_class`, as in the grids, not even by these."""
+    """They differ by the images withdrawn; with `data.auxiliary_per_class`, as in the grids, not
+    even by these.
+    """
     one, other = (
         open_data(read_job(QUICKSTART, {"method": method})) for method in ("fedavg", "fedssd")
     )

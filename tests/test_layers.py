@@ -1,4 +1,6 @@
-"""Modules import only from their own layer or lower ones, never in a circle; only the runtime knows Ray."""
+"""Modules import only from their own layer or lower ones, never in a circle; only the runtime knows
+Ray.
+"""
 
 import ast
 import functools
@@ -36,11 +38,12 @@ FILES = {
     ".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path
     for path in PACKAGE.rglob("*.py")
 }
+# jobs/
 FILES = {
     name.removesuffix(".__init__"): FILES[name]
     for name in sorted(FILES)
     if ".examples." not in name
-}  # jobs/
+}
 
 
 def layer_of(name):
@@ -52,7 +55,9 @@ def layer_of(name):
 
 @functools.cache
 def imports_of(name):
-    """Every module that a module imports, also inside functions and for types only; `from rayfed import x` too."""
+    """Every module that a module imports, also inside functions and for types only; `from rayfed
+    import x` too.
+    """
     found = []
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -65,7 +70,8 @@ def imports_of(name):
 
 
 def test_every_module_has_a_layer_and_imports_none_above_it():
-    for name in FILES.keys() - {"rayfed"}:  # which exports names of all layers
+    # Which exports names of all layers.
+    for name in FILES.keys() - {"rayfed"}:
         own = layer_of(name)
         assert own is not None, f"{name} has no layer"
         assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set(), (
@@ -75,9 +81,8 @@ def test_every_module_has_a_layer_and_imports_none_above_it():
 
 def test_no_circle_of_imports():
     graph = {name: [module for module in imports_of(name) if module in FILES] for name in FILES}
-    order = TopologicalSorter(
-        graph
-    ).static_order()  # raises CycleError, which lists the modules of a circle
+    # Raises CycleError, which lists the modules of a circle.
+    order = TopologicalSorter(graph).static_order()
     assert sorted(order) == sorted(FILES)
 
 
@@ -131,7 +136,9 @@ def test_losses_import_only_torch_and_numpy():
     ],
 )
 def test_an_import_does_not_load_heavy_modules(modules, kept_out):
-    """They would slow the start of a command, of a client's process, and of a program that uses only the losses."""
+    """They would slow the start of a command, of a client's process, and of a program that uses
+    only the losses.
+    """
     script = f"import sys, {modules}; print(*(m for m in {kept_out.split()} if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -156,7 +163,10 @@ def test_an_import_does_not_load_heavy_modules(modules, kept_out):
     ],
 )
 def test_a_mistake_is_told_before_torch_is_imported(words, tmp_path):
-    """Importing torch takes seconds. Names of methods and models need it, other keys and folders do not."""
+    """Importing torch takes seconds.
+
+    Names of methods and models need it, other keys and folders do not.
+    """
     script = f"""
 import sys
 from rayfed.cli import main
@@ -178,7 +188,9 @@ except SystemExit as ended:
 
 
 def test_a_new_process_has_the_usual_settings_and_to_set_them_imports_no_compiler():
-    """Nearly 900 modules, which `torch.use_deterministic_algorithms` imports even where nothing changes."""
+    """Nearly 900 modules, which `torch.use_deterministic_algorithms` imports even where nothing
+    changes.
+    """
     script = """
 import sys, torch
 from rayfed.base.isolation import KEPT, SETTINGS, isolated

@@ -89,12 +89,15 @@ def test_accuracy_is_that_of_the_round_which_the_paper_names(path):
 def test_rounds_and_speed_up_are_to_fedavgs_last_and_best_accuracy(path):
     fedavg = with_accuracies(path, 0.2, 0.3, 0.5, 0.6, 0.55, 0.4)
     run = with_accuracies(path, 0.35, 0.45, 0.7, 0.1, 0.1, 0.1)
-    assert taken(run, "rounds_to_target", fedavg) == (2, "")  # 0.4
+    # 0.4
+    assert taken(run, "rounds_to_target", fedavg) == (2, "")
+    # The number of its rounds, as FedSSD prints it.
     assert taken(fedavg, "rounds_to_target", fedavg) == (
         6,
         "",
-    )  # the number of its rounds, as FedSSD prints it
-    assert taken(run, "speed_up", fedavg).value == pytest.approx(4 / 3)  # 0.6
+    )
+    # 0.6
+    assert taken(run, "speed_up", fedavg).value == pytest.approx(4 / 3)
     assert taken(fedavg, "speed_up", fedavg).value == 1.0
     late = with_accuracies(path, 0.1, 0.1)
     assert math.isnan(taken(late, "rounds_to_target", fedavg).value)
@@ -124,7 +127,9 @@ def test_a_classs_accuracy_is_that_of_the_named_round(path):
 
 
 def write_notes(folder, rounds, clients):
-    """Notes of rounds as `{round: notes}` and of clients as `[(round, notes)]`; clients hold 10, 20, ... images."""
+    """Notes of rounds as `{round: notes}` and of clients as `[(round, notes)]`; clients hold 10,
+    20, ... images.
+    """
     empty = dict.fromkeys(SCHEMAS["rounds"].names, 0)
     write(
         folder,
@@ -154,10 +159,10 @@ def test_alignment_is_that_of_the_last_measured_round(folder):
         {0: {}, 1: {"drift.alignment.features": 0.9}, 2: {"drift.alignment.features": 0.8}, 3: {}},
         later,
     )
-    run = replace(run)  # nothing that was read before is kept
-    assert taken(run, "alignment_fc512_local").value == pytest.approx(
-        0.375
-    )  # a plain mean over clients
+    # Nothing that was read before is kept.
+    run = replace(run)
+    # A plain mean over clients.
+    assert taken(run, "alignment_fc512_local").value == pytest.approx(0.375)
     assert taken(run, "alignment_fc512_global").value == pytest.approx(0.8)
     write_notes(folder, {1: {"drift.alignment.a": 0.9, "drift.alignment.b": 0.8}}, [])
     ambiguous = taken(replace(run), "alignment_fc512_global")
@@ -173,7 +178,8 @@ def test_domains_have_their_accuracy_and_a_plain_mean(folder):
     write_notes(
         folder, {0: {"domain.DSLR": 0.1}, 1: {"domain.DSLR": 0.5, "domain.amazon": 0.25}, 2: {}}, []
     )
-    run = replace(run)  # nothing that was read before is kept
+    # Nothing that was read before is kept.
+    run = replace(run)
     assert taken(run, "test_accuracy_dslr", stat="last") == (50.0, "")
     assert taken(run, "test_accuracy_mean").value == pytest.approx(37.5)
     assert "does not say of which round" in taken(run, "test_accuracy_mean").note

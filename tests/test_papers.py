@@ -1,4 +1,6 @@
-"""The papers' grids (jobs/papers/<paper>/<table>.toml) and the papers' numbers (results.csv) fit each other."""
+"""The papers' grids (jobs/papers/<paper>/<table>.toml) and the papers' numbers (results.csv) fit
+each other.
+"""
 
 import csv
 import importlib
@@ -52,9 +54,8 @@ def test_a_grid_is_complete(path):
     assert job["grid"]["seeds"]
     for setting in job["grid"]["setting"]:
         for key, value in setting.items():
-            if (
-                key != "name"
-            ):  # an override is a quoted, dotted key; without quotes it would be a nested table
+            # An override is a quoted, dotted key; without quotes it would be a nested table.
+            if key != "name":
                 assert key.split(".")[0] in {"data", "model", "train"} and "." in key, key
             if key == "data.partition":
                 assert {"name", "num_clients", "seed"} <= set(value), setting["name"]
@@ -149,7 +150,8 @@ def test_every_run_is_a_valid_job(path):
         == len(jobs)
         == prod(map(len, tables.get("grid", {}).values()))
     )
-    assert len({job.hash() for job in jobs}) == len(jobs)  # no run is listed twice under two names
+    # No run is listed twice under two names.
+    assert len({job.hash() for job in jobs}) == len(jobs)
 
 
 LONG = [
@@ -165,7 +167,9 @@ LONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", LONG)
 def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path, write_images):
-    """On 80 random images: that each method trains the grid's network, with the grid's rates, clips and parts."""
+    """On 80 random images: that each method trains the grid's network, with the grid's rates, clips
+    and parts.
+    """
     tables = tomllib.loads((PAPERS / f"{grid}.toml").read_text())
     side, channels = (28, 1) if "mnist" in tables["data"]["source"] else (32, 3)
     write_images(tmp_path, 80, 10, pixels=channels * side**2, classes=10)
@@ -191,7 +195,10 @@ def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path,
 
 
 def test_the_deal_of_the_authors_code_is_hard_and_its_cohorts_are_those_of_the_file(monkeypatch):
-    """64 of its clients have an animal and a vehicle; 48 are expected. The numbers of the classes alone decide that."""
+    """64 of its clients have an animal and a vehicle; 48 are expected.
+
+    The numbers of the classes alone decide that.
+    """
     monkeypatch.syspath_prepend(PAPERS.parents[1] / "docs/reproduction/authors-deal")
     authors_deal = importlib.import_module("authors_deal")
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))

@@ -49,7 +49,10 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
 
 @pytest.mark.slow
 def test_fedssd_trains_another_model_than_fedavg(play):
-    """Not only in the last bits, as with `inside_norm = true` (8.5e-6). The first three models are not credible."""
+    """Not only in the last bits, as with `inside_norm = true` (8.5e-6).
+
+    The first three models are not credible.
+    """
 
     def trained(method):
         few = {

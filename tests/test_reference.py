@@ -1,4 +1,6 @@
-"""The reference in docs/api has every public name, and docstrings say what readers need: shapes, errors, examples."""
+"""The reference in docs/api has every public name, and docstrings say what readers need: shapes,
+errors, examples.
+"""
 
 import ast
 import builtins
@@ -21,7 +23,9 @@ HOMES = {"methods": methods, "losses": losses}
 
 
 def documented():
-    """Every name in the reference, with its object: those of a module that a page lists, or all that it defines."""
+    """Every name in the reference, with its object: those of a module that a page lists, or all
+    that it defines.
+    """
     things = {}
     for page in (path.read_text() for path in PAGES):
         for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", page, re.MULTILINE):
@@ -62,8 +66,12 @@ def own_doc(thing):
 
 
 def taught():
-    """What the documentation's Python, the notebooks and a new project import from rayfed: (module, name)."""
-    sources = ["\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)) for page in
+    """What the documentation's Python, the notebooks and a new project import from rayfed: (module,
+    name).
+    """
+    sources = [(
+        "\n"
+    ).join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)) for page in
                [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]  # fmt: skip
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
@@ -114,7 +122,9 @@ def raised(thing):
 
 
 def unnamed(thing):
-    """The errors that a thing raises, and that neither it nor, of a class, its bases and their methods name."""
+    """The errors that a thing raises, and that neither it nor, of a class, its bases and their
+    methods name.
+    """
     if inspect.isclass(thing):
         members = [member for base in thing.__mro__ for member in vars(base).values()]
         docs = [
@@ -137,9 +147,8 @@ def test_a_docstring_names_the_errors_that_are_raised():
 
 
 SHAPE = re.compile(r"\([A-Z0-9][A-Za-z0-9, +*-]*,[A-Za-z0-9 ]*\)|\([A-Z]+,\)")
-LEGEND = re.compile(
-    r"(logits|features|labels)$"
-)  # arguments whose shapes the package's docstring says once
+# Arguments whose shapes the package's docstring says once.
+LEGEND = re.compile(r"(logits|features|labels)$")
 
 
 def test_a_loss_says_the_shape_of_each_tensor_and_a_measure_that_of_its_arrays():

@@ -1,16 +1,20 @@
-"""What is refused, as tables: what a user gives, and words of the message, in tests/refusals/*.toml.
+"""What is refused, as tables: what a user gives, and words of the message, in
+tests/refusals/*.toml.
 
     [[refused]]
-    job = { "train.lr" = -1 }            # overrides of the quickstart; `site = true`: refused as the data are opened
+    job = { "train.lr" = -1 }            # overrides of the quickstart; `site = true`: refused as
+                                         the data are opened
     says = "train.lr = -1.0: ..."        # words of the message, as they are
 
     [[refused]]
-    command = "run job.toml --force --resume"     # in a folder with job.toml, the quickstart without Ray,
+    command = "run job.toml --force --resume"     # in a folder with job.toml, the quickstart
+                                                  without Ray,
     files = { "runs/x/job.toml" = "name = 'x'" }  # and these files
     says = "give one of the two"
     needs = ["timm"]                     # packages without which the row is skipped
 
-A message is an `InputError`, exit code 2, of one line, unless `lines = true`. Nothing is written, and Ray stays off.
+A message is an `InputError`, exit code 2, of one line, unless `lines = true`. Nothing is written,
+and Ray stays off.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""The page of a run: its numbers are those of the tables, and everything in a run's files is shown as plain text."""
+"""The page of a run: its numbers are those of the tables, and everything in a run's files is shown
+as plain text.
+"""
 
 import base64
 import functools
@@ -49,7 +51,8 @@ from rayfed.runtime.this_process import ThisProcess
 HOSTILE = (
     "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
 )
-VOID = {"meta", "img", "link", "br"}  # elements without an end tag
+# Elements without an end tag.
+VOID = {"meta", "img", "link", "br"}
 
 
 class Page(HTMLParser):
@@ -142,7 +145,9 @@ def keep(keeper, *history, error=None):
 
 
 def a_round(number, right):
-    """A round after which the model recognises `right[c]` of the 4 test images of class `c`; None: not evaluated."""
+    """A round after which the model recognises `right[c]` of the 4 test images of class `c`; None:
+    not evaluated.
+    """
     clients = (
         (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b"))
         if number
@@ -172,7 +177,9 @@ RECORDS = Path(__file__).parent / "records/pages.json"
 
 
 def said_by(text):
-    """What a page says, line by line, without its job and its environment, and what its figures draw."""
+    """What a page says, line by line, without its job and its environment, and what its figures
+    draw.
+    """
     body = text[text.index("<body>") :].partition('<h2 id="job">')[0].partition("<footer>")[0]
     for end in ("</th>", "</td>", "</dt>", "</dd>"):
         body = body.replace(end, " | ")
@@ -252,7 +259,9 @@ def test_the_page_loads_nothing_and_runs_only_its_own_scripts(result):
 
 
 def test_the_libraries_are_those_of_the_registry():
-    """The table of vendor/README.md has a file's hash in the registry's package; pages hold these files."""
+    """The table of vendor/README.md has a file's hash in the registry's package; pages hold these
+    files.
+    """
     vendor = Path(page.__file__).parent / "vendor"
     told = re.findall(
         r"^\| `(.*?)` \|.*`([0-9a-f]{64})` \|$", (vendor / "README.md").read_text(), re.MULTILINE
@@ -543,7 +552,8 @@ def own_partitions(keeper):
     ]
 
 
-WORLDS = {  # name -> the folders of its runs: of a single run its page, of several the page that compares them
+# Name -> the folders of its runs: of a single run its page, of several the page that compares them.
+WORLDS = {
     "one": lambda keeper: [keep(keeper(), [0, 4], [2, 4], [2, 1])],
     **{made.__name__: made for made in (seldom, three, unlike, own_partitions)},
     **{made.__name__: made for made in (two_seeds, unfinished, notes)},
@@ -552,7 +562,9 @@ WORLDS = {  # name -> the folders of its runs: of a single run its page, of seve
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_page_says_and_draws_what_is_recorded(name, keeper):
-    """After an intended change, RECORD=1 in the environment writes the record anew: read its difference."""
+    """After an intended change, RECORD=1 in the environment writes the record anew: read its
+    difference.
+    """
     folders = WORLDS[name](keeper)
     runs = [read_run(folder) for folder in folders]
     said = said_by(run_page(runs[0]) if len(runs) == 1 else comparison_page(runs))
@@ -595,9 +607,8 @@ def test_a_grid_is_a_line_per_method(keeper, tmp_path):
     assert avg[:4] == ["avg", "0, 1, 2", "50.0 ± 25.0%", "50.0 ± 25.0%"] and avg[5] == "10.0 ± 0.0%"
     assert ntd[:4] == ["ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
-    (gap,) = charts_of(text)["gaps"][
-        "points"
-    ]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
+    # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom.
+    (gap,) = charts_of(text)["gaps"]["points"]
     half = 4.303 * np.std([50, 50, 25], ddof=1) / math.sqrt(3)
     assert gap["ends"] == pytest.approx([125 / 3 - half, 125 / 3 + half])
     (tmp_path / "g/s/avg/seed-0").rename(tmp_path / "g/s/avg/seed-10")
@@ -649,7 +660,9 @@ def test_how_clients_answered_the_virtual_time_and_an_early_end_are_shown(tables
 
 
 def everywhere(content, hostile):
-    """A table of a file, again and again, with a value in it or in an inner table or list replaced, each in turn."""
+    """A table of a file, again and again, with a value in it or in an inner table or list replaced,
+    each in turn.
+    """
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         inner = everywhere(value, hostile) if isinstance(value, dict | list) else ()
         for other in (*inner, hostile):
@@ -661,7 +674,9 @@ def everywhere(content, hostile):
 @pytest.mark.slow
 @pytest.mark.parametrize("hostile", [HOSTILE, [{HOSTILE: HOSTILE}]], ids=["text", "list"])
 def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypatch, tmp_path):
-    """Each value of job.toml, environment.json and summary.json, and each table of them, is a script, in turn."""
+    """Each value of job.toml, environment.json and summary.json, and each table of them, is a
+    script, in turn.
+    """
     monkeypatch.setattr(read, "read_table", functools.cache(read_table))
     method = [
         {"until": 1, "method": [{"name": "fedavg"}]},
@@ -709,7 +724,10 @@ def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
     first, best, _, last = repr(result).splitlines()
     row = max(result.rounds.to_pylist()[1:], key=lambda row: row["test_accuracy"])
     assert (first, last) == ("Result of 3 rounds", f"  path  {result.path}")
-    shown = f"accuracy {row['test_accuracy']:.1%}, forgetting {row['forgetting']:.1%}, in round {row['round']}"
+    shown = (
+        f"accuracy {row['test_accuracy']:.1%}, forgetting {row['forgetting']:.1%}, in round "
+        f"{row['round']}"
+    )
     assert best == f"  best  {shown}"
     text = result._repr_html_()
     found = Page(text)
@@ -728,14 +746,17 @@ FLAGS = (
         "--disable-sync",
     ),
     *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
-    "--virtual-time-budget=20000",  # of its own clock: until all is drawn
+    # Of its own clock: until all is drawn.
+    "--virtual-time-budget=20000",
 )
-ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")  # what a browser asks for whatever it shows
+# What a browser asks for whatever it shows.
+ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
-@pytest.mark.parametrize("width", [500, 1280])  # no window is narrower than 500
+# No window is narrower than 500.
+@pytest.mark.parametrize("width", [500, 1280])
 def test_a_browser_draws_every_figure_and_says_nothing(width, keeper, tmp_path):
     names = (HOSTILE, "</script><script>console.error('run')</script>", "\u202eabc & \"'", "\u72ac")
     rounds = [[number, 1, 2, 3] for number in range(4)]

@@ -1,7 +1,9 @@
-"""What is drawn depends on the job's seed, the purpose, the round and the client, each of them where it should.
+"""What is drawn depends on the job's seed, the purpose, the round and the client, each of them
+where it should.
 
-`LAWS` has a row for each draw. Runs with three seeds are played, and what each draws is written down. Draws that differ
-in seed, place, round or client are different; draws that differ in none of them are the same.
+`LAWS` has a row for each draw. Runs with three seeds are played, and what each draws is written
+down. Draws that differ in seed, place, round or client are different; draws that differ in none of
+them are the same.
 """
 
 import ast
@@ -35,9 +37,11 @@ from rayfed.rounds.site import Site
 from rayfed.runtime.this_process import ThisProcess
 
 SEEDS, ROUNDS, CLIENTS = (0, 1, 2), (1, 2), (0, 1, 2, 3)
-MANY = 2000  # clients, of a population whose draws are compared by their correlation
+# Clients, of a population whose draws are compared by their correlation.
+MANY = 2000
 
-# A place where something is drawn: its purpose, and whether it depends on the round and on the client.
+# A place where something is drawn: its purpose, and whether it depends on the round and on the
+# client.
 LAWS = {
     "init": (Purpose.INIT, ROUNDS, [None]),
     "tell": (Purpose.TELL, ROUNDS, [None]),
@@ -59,7 +63,8 @@ LAWS = {
     "speed of work": (Purpose.SPEED, [None], [None]),
     "speed of network": (Purpose.SPEED, [None], [None]),
 }
-# All that seeds a generator, or draws from one that it has not been given: the file and function, and how often.
+# All that seeds a generator, or draws from one that it has not been given: the file and function,
+# and how often.
 CALLS = {
     # By the laws above.
     ("base/seeds.py", "chances", "default_rng"): 1,
@@ -100,7 +105,8 @@ USES = {
     ("rounds/site.py", "OPEN"): 1,
 }
 SEEDING = {"default_rng", "manual_seed", "manual_seed_all", "seed", "RandomState", "Random"}
-DRAWING = {"random", "sample", "shuffle", "choice", "randint", "uniform"}  # of the module `random`
+# Of the module `random`.
+DRAWING = {"random", "sample", "shuffle", "choice", "randint", "uniform"}
 
 
 class Calls(ast.NodeVisitor):
@@ -150,9 +156,12 @@ def test_every_purpose_and_every_place_that_draws_has_a_law():
 # (place, round, client) -> what was drawn there: a list, or which half of the clients, bool (N,)
 Drawn = dict[tuple, Any]
 DRAWN: Drawn = {}
-OPENED: list = []  # what was drawn as runs were opened
-EVALUATED: list = []  # what the model drew in evaluation
-STEPS: list = []  # a pair for each step of the model that trains now: its images, and a draw
+# What was drawn as runs were opened.
+OPENED: list = []
+# What the model drew in evaluation.
+EVALUATED: list = []
+# A pair for each step of the model that trains now: its images, and a draw.
+STEPS: list = []
 
 
 def draw():
@@ -243,7 +252,9 @@ def of_rounds(federation, seed):
 
 
 def of_the_site(federation, seed, monkeypatch):
-    """Which test images are measured; and the seeds of the model's weights, and of those that are added to it."""
+    """Which test images are measured; and the seeds of the model's weights, and of those that are
+    added to it.
+    """
     job = Job("tiny", seed, fedavg(), measure_images=10)
     site = Site(Watched(), federation, job, torch.device("cpu"))
     DRAWN["measured images", None, None] = [tuple(sample(site).tolist())]
@@ -301,7 +312,8 @@ def draws_of(make_federation):
 
     def draws_of(seed) -> Drawn:
         DRAWN.clear()
-        torch.manual_seed(seed + 100)  # what the process has drawn before is never the same
+        # What the process has drawn before is never the same.
+        torch.manual_seed(seed + 100)
         of_rounds(alike(make_federation), seed)
         with pytest.MonkeyPatch.context() as patch:
             of_the_site(alike(make_federation), seed, patch)

@@ -1,4 +1,6 @@
-"""`rayfed table`: means, paired differences and their intervals by hand; the paper's numbers beside ours."""
+"""`rayfed table`: means, paired differences and their intervals by hand; the paper's numbers beside
+ours.
+"""
 
 import csv
 import io
@@ -54,7 +56,8 @@ def made(tmp_path_factory):
     changes = {**TINY, "name": "a", "ray.mode": "off", "output.path": str(path)}
     folder = rayfed.run("jobs/quickstart.toml", changes).path
     summary = json.loads((folder / "summary.json").read_text())
-    del summary["no_better_than_a_guess"]  # of its one round, not of the numbers that it is given
+    # Of its one round, not of the numbers that it is given.
+    del summary["no_better_than_a_guess"]
     (folder / "summary.json").write_text(json.dumps(summary))
     return read_run(folder)
 
@@ -86,7 +89,9 @@ def run(made):
 
 
 def test_figures_and_differences_by_hand(run):
-    """Pairs by seed: +10, +20 and +30 points in the last round, although the runs come in another order."""
+    """Pairs by seed: +10, +20 and +30 points in the last round, although the runs come in another
+    order.
+    """
     one = [run("x/one", seed, 0.5, last) for seed, last in ((0, 0.3), (1, 0.2), (2, 0.1))]
     two = [run("x/two", seed, 0.6, last) for seed, last in ((2, 0.4), (0, 0.4), (1, 0.4))]
     first, second = rows([*one, *two])
@@ -97,7 +102,8 @@ def test_figures_and_differences_by_hand(run):
     assert first.figures["forgetting"] == (25.0, 0.0)
     assert (second.difference.reference, second.difference.pairs) == ("one", 3)
     assert second.difference.mean == pytest.approx(20.0) and not second.difference.sure
-    half = 4.303 * 10.0 / np.sqrt(3)  # Student's t with two degrees of freedom
+    # Student's t with two degrees of freedom.
+    half = 4.303 * 10.0 / np.sqrt(3)
     assert second.difference.interval == pytest.approx((20.0 - half, 20.0 + half))
     best = rows([*one, *two], "best")[1].difference
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
@@ -112,7 +118,9 @@ def test_the_mean_of_the_last_rounds_is_of_exactly_ten(run):
 
 
 def test_only_a_difference_that_is_sure_is_called_better_or_worse(run):
-    """Seeds agree about `up` and `down`, not about `perhaps` and `hardly`; the one of `once` says nothing."""
+    """Seeds agree about `up` and `down`, not about `perhaps` and `hardly`; the one of `once` says
+    nothing.
+    """
     ends = {
         "fedavg": (0.50, 0.50, 0.50),
         "up": (0.60, 0.61, 0.62),
@@ -138,7 +146,8 @@ def test_only_a_difference_that_is_sure_is_called_better_or_worse(run):
         )
     )
     assert best.numbers == [("from fedavg", "+11.0 points", "up")]
-    said = answer.text.translate({0x2068: None, 0x2069: None})  # around names
+    # Around names.
+    said = answer.text.translate({0x2068: None, 0x2069: None})
     assert "Better, by the intervals: up. Worse, by the intervals: down." in said
     assert said.endswith("Differences that may be chance: 3 of 5.")
 
@@ -172,14 +181,16 @@ def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_c
     )
     assert ditto.difference.mean == pytest.approx(ours["ditto"] - ours["fedavg"])
 
-    both = sheet([runs[0], made], "csv")  # the other run has an empty cell, in each form
+    # The other run has an empty cell, in each form.
+    both = sheet([runs[0], made], "csv")
     column = both.head.index("personalised, mean of all 2 (%)")
     assert [line[column] for line in both.lines] == [f"{ours['fedavg']:.2f}", ""]
     assert [record["personalised"] for record in both.records] == [
         pytest.approx(ours["fedavg"]),
         None,
     ]
-    assert as_csv(both).splitlines()[0].count("personalised") == 2  # and its spread
+    # And its spread.
+    assert as_csv(both).splitlines()[0].count("personalised") == 2
     assert not any("personalised" in head for head in sheet([made], "text").head)
     with pytest.raises(
         InputError, match=r"has no personalised accuracy: put measure = \[\"local\"\] into its job"
@@ -194,7 +205,8 @@ def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
         for method in ("moon", "fedavg")
     ]
     names = ["x/moon", "x/fedavg", "y/moon", "y/fedavg"]
-    for first in ("fedavg", ""):  # also if it is not named
+    # Also if it is not named.
+    for first in ("fedavg", ""):
         found = rows(runs, first=first)
         assert [row.name for row in found] == names, "in the order given"
         assert {row.difference.reference for row in found if row.difference} == {"x/fedavg"}
@@ -246,7 +258,8 @@ def test_on_a_terminal_of_any_width_no_cell_is_cut(width, monkeypatch, capsys):
         assert [shown.count(f" {cell} ") for cell in lines[0][1:]] == [1] * 12 and shown.count(
             lines[1][1]
         ) == 12
-    else:  # a column is wider than the terminal: its cells are folded
+    else:
+        # A column is wider than the terminal: its cells are folded.
         assert shown.count("fedavg") == 12
 
 
@@ -258,7 +271,8 @@ def test_a_difference_names_its_reference_where_there_are_several(run):
     ]
     third = rows(runs)[2]
     assert third.difference == Difference("y/one", 1, pytest.approx(10.0), None)
-    assert not third.difference.sure  # one pair says nothing about chance
+    # One pair says nothing about chance.
+    assert not third.difference.sure
     made = sheet(runs, "text")
     assert [line[-2:] for line in made.lines] == [
         ["reference", ""],
@@ -280,17 +294,18 @@ def test_runs_that_do_not_count_as_they_seem_are_named(run):
     text = "\n".join(made.notes)
     lr = two[0].job["train"]["lr"]
     assert (
-        f"two: its runs differ in more than their seeds: train.lr is {lr} in one run, 7.0 in another"
-        in text
+        f"two: its runs differ in more than their seeds: train.lr is {lr} in one run, 7.0 in "
+        "another" in text
     )
     assert f"two: runs with fewer rounds are left out: {two[1].folder} (1)" in text
     assert "two: 1 of its 2 runs have a pair in one" in text
     assert "train.eval_every is 1 and 2:" in text
     assert f"{waiting.folder} is left out: no round has been evaluated yet" in text
+    # eval_every is also in the job.
     assert len(made.notes) == 6 and [line[0] for line in made.lines] == [
         "one",
         "two",
-    ]  # eval_every is also in the job
+    ]
     assert sheet(one, "text").notes == []
 
 
@@ -308,7 +323,8 @@ def test_a_run_that_has_ended_early_counts_with_its_own_rounds(run):
     assert (first.behind, second.behind) == ([one[2]], []), "one run is not yet as far"
     assert (second.difference.pairs, second.difference.mean) == (2, pytest.approx(30.0))
     assert [line[2] for line in sheet([*one, *two], "text").lines] == ["2 to 3", "1 to 3"]
-    group = grouped([*one, *two])[0]  # and the page of several runs counts the same ones
+    # And the page of several runs counts the same ones.
+    group = grouped([*one, *two])[0]
     told = numbers(group, target=0.35, key="forgetting.round.last_10")
     assert (told[0], told[5], group.left_out) == ("0, 1", "2 to 3", [one[2]])
 
@@ -331,8 +347,10 @@ def test_rounds_to_a_target_by_hand(run):
     made = sheet([*one, *two, *missed], "text", target=0.5)
     assert made.head[-2:] == ["rounds to 50 %", "speed-up"]
     cells = [line[-2:] for line in made.lines]
-    assert cells[0] == ["2.5 ± 0.7", ""]  # rounds 3 and 2
-    assert cells[1] == ["2.5 ± 2.1", "1.75 ± 1.77"]  # rounds 1 and 4, so 3 times and half as fast
+    # Rounds 3 and 2.
+    assert cells[0] == ["2.5 ± 0.7", ""]
+    # Rounds 1 and 4, so 3 times and half as fast.
+    assert cells[1] == ["2.5 ± 2.1", "1.75 ± 1.77"]
     assert cells[2] == ["reached by 1 of 2", ""]
     assert sheet(one, "text", target=0.9).lines[0][-2:] == ["not reached", ""]
     assert [record["rounds_to_target"] for record in made.records] == [2.5, 2.5, None]
@@ -352,7 +370,9 @@ MARKED = {"md": r"\*\*(.*)\*\*", "latex": r"\\textbf\{(.*)\}"}
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=5))
 def test_the_bold_cell_of_a_column_is_the_best_one(run, form, values):
-    """The highest accuracy and the lowest forgetting, as printed; equal ones are all bold, and a single one is not."""
+    """The highest accuracy and the lowest forgetting, as printed; equal ones are all bold, and a
+    single one is not.
+    """
     runs = [
         run(f"x/m{n}", 0, accuracy, forgetting=lost) for n, (accuracy, lost) in enumerate(values)
     ]
@@ -426,13 +446,17 @@ def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
 @pytest.mark.parametrize(
     ("sort", "order"),
     [
-        ("best", "two six one"),  # the highest first
+        # The highest first.
+        ("best", "two six one"),
         ("last_10", "two six one"),
-        ("forgetting", "six one two"),  # the lowest first
+        # The lowest first.
+        ("forgetting", "six one two"),
         ("difference", "two one six"),
-        ("rounds_to_target", "six two one"),  # never comes last
+        # Never comes last.
+        ("rounds_to_target", "six two one"),
         ("run", "one six two"),
-        ("seeds", "one two six"),  # equal ones as given
+        # Equal ones as given.
+        ("seeds", "one two six"),
         ("", "one two six"),
     ],
 )
@@ -684,7 +708,8 @@ def test_a_name_is_one_cell_and_nothing_else_in_every_form(name, md, tex, cell):
 def test_a_label_is_no_latex_even_where_it_looks_like_a_mark_or_an_argument(run):
     for label, printed in (
         (r"\textbf{x}", r"\textbackslash{}textbf\{x\}"),
-        ("[ours] a_b & c", r"{}[ours] a\_b \& c"),  # an argument of the line's end above
+        # An argument of the line's end above.
+        ("[ours] a_b & c", r"{}[ours] a\_b \& c"),
         ("*ours", "{}*ours"),
     ):
         runs = labelled([run("x/fedavg", 0, 0.5), run("x/fedntd", 0, 0.6)], {"fedavg": label})
@@ -705,9 +730,11 @@ def papers(tmp_path, monkeypatch):
         f'[[grid.method]]\nname = "{name}"\nmethod = "{name}"' for name in ("fedavg", "fedntd")
     )
     job = (
-        'name = "fedx-table1"\n[data.partition]\nname = "dirichlet"\nalpha = 0.3\nnum_clients = 20\nseed = "run"\n'
+        'name = "fedx-table1"\n[data.partition]\nname = "dirichlet"\nalpha = 0.3\nnum_clients = '
+        '20\nseed = "run"\n'
         '[model]\nname = "lenet"\n'
-        "[train]\nnum_rounds = 1\nclients_per_round = 2\nlocal_steps = 1\nlr = 0.5\n[grid]\nseeds = [0, 1]\n"
+        "[train]\nnum_rounds = 1\nclients_per_round = 2\nlocal_steps = 1\nlr = 0.5\n[grid]\nseeds "
+        "= [0, 1]\n"
     )
     (folder / "table1.toml").write_text(job + grid)
     lines = ["table,grid,setting,method,metric,value,spread,stat,note"]
@@ -814,12 +841,10 @@ def test_a_run_that_has_not_begun_is_left_out_and_a_damaged_one_is_named(made, t
     (tmp_path / "begun").mkdir()
     shutil.copy(made.folder / "job.toml", tmp_path / "begun")
     assert "no evaluated round yet" in printed(tmp_path)[1]
-    code, text = printed(
-        tmp_path, made.folder, made.folder / ".." / made.folder.name
-    )  # twice, by two paths
-    assert (
-        code == 0 and len(text.splitlines()) == 4
-    )  # the head, a row, and a note after an empty line
+    # Twice, by two paths.
+    code, text = printed(tmp_path, made.folder, made.folder / ".." / made.folder.name)
+    # The head, a row, and a note after an empty line.
+    assert code == 0 and len(text.splitlines()) == 4
     assert "begun is left out: no round has been evaluated yet" in text
     (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
     assert (

@@ -18,7 +18,8 @@ from rayfed.job import override, read_job, read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "jobs/quickstart.toml"
-sys.path.append(str(ROOT / "tools"))  # as a tool has it that is run: some import others
+# As a tool has it that is run: some import others.
+sys.path.append(str(ROOT / "tools"))
 TOOLS = {path.stem: path for path in sorted((ROOT / "tools").glob("*.py"))}
 
 
@@ -36,7 +37,10 @@ def test_a_tool_finds_all_that_it_needs_of_rayfed(name):
 
 
 def test_the_comparisons_tables_are_made_from_its_results():
-    """No number was typed by hand. Values were chosen by runs with other seeds than those that are reported."""
+    """No number was typed by hand.
+
+    Values were chosen by runs with other seeds than those that are reported.
+    """
     comparison, personal = tool("make_comparison"), tool("make_personal")
     page = comparison.PAGE.read_text()
     records, own = (
@@ -167,7 +171,8 @@ def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_wit
     for method in ("fedprox", "scaffold"):
         step, waits, _ = counts(method)
         assert plain < step <= 1.5 * plain and waits == 0, method
-    assert counts("feduv")[1] > 0  # a choice by a mask is counted
+    # A choice by a mask is counted.
+    assert counts("feduv")[1] > 0
 
 
 @pytest.mark.slow
@@ -205,7 +210,10 @@ def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewher
         '<a href="deep/other.html#here"></a><a href="https://example.org"></a><a href="#"></a>'
     )
     assert check.faults(tmp_path) == []
-    page = '<a href="deep/other.html#there"></a><a href="none.html"></a><script src="https://example.org/x.js"></script>'
+    page = (
+        '<a href="deep/other.html#there"></a><a href="none.html"></a><script '
+        'src="https://example.org/x.js"></script>'
+    )
     (tmp_path / "index.html").write_text(page)
     assert check.faults(tmp_path) == [
         "index.html: loads https://example.org/x.js",
@@ -215,7 +223,9 @@ def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewher
 
 
 def shown(notebook):
-    """What the cells print, without decimals, whose last digits differ between processors, and how much they draw."""
+    """What the cells print, without decimals, whose last digits differ between processors, and how
+    much they draw.
+    """
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         text = "".join(output.text for output in outputs if output.output_type == "stream")

@@ -56,14 +56,16 @@ def _local_stores(tmp_path, monkeypatch):
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_CACHE_DIR": str(tmp_path / "cache"),
         "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
-        "MLFLOW_ALLOW_FILE_STORE": "true",  # a server or a database would need more than the tests have
+        # A server or a database would need more than the tests have.
+        "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     for key, value in values.items():
         monkeypatch.setenv(key, value)
     yield
     if "wandb" in sys.modules:
-        sys.modules["wandb"].teardown()  # it reads its environment once
+        # It reads its environment once.
+        sys.modules["wandb"].teardown()
 
 
 @pytest.fixture
@@ -91,7 +93,9 @@ def make_job(tmp_path):
 
 
 def record(path, round, seconds=0.5, accuracy=0.25):
-    """A round's rows, made by hand: the first is without training loss, odd rounds are not evaluated."""
+    """A round's rows, made by hand: the first is without training loss, odd rounds are not
+    evaluated.
+    """
     path.mkdir(parents=True, exist_ok=True)
     tested = round % 2 == 0
     row = {"round": round, "test_accuracy": accuracy + round / 100 if tested else None}
@@ -146,7 +150,8 @@ def shown(name, path):
 
 def of_tensorboard(path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports
+        # Of its own imports.
+        warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
 
@@ -175,22 +180,27 @@ def of_wandb(path):
 
 
 def wandb_records(path):
-    """What an offline run would send to the server, as `wandb sync` reads it: a log in LevelDB's format."""
+    """What an offline run would send to the server, as `wandb sync` reads it: a log in LevelDB's
+    format.
+    """
     import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
-    wandb.teardown()  # waits until its process has written everything
+    # Waits until its process has written everything.
+    wandb.teardown()
     for file in sorted(path.glob("wandb/offline-run-*/*.wandb")):
         content, parts, place = file.read_bytes(), b"", 7
         while place + 7 <= len(content):
             left = 2**15 - place % 2**15
-            if left < 7:  # of a block
+            # Of a block.
+            if left < 7:
                 place += left
                 continue
             length, kind = struct.unpack_from("<HB", content, place + 4)
             parts += content[place + 7 : place + 7 + length]
             place += 7 + length
-            if kind in (1, 4):  # whole, or the last part
+            # Whole, or the last part.
+            if kind in (1, 4):
                 yield Record.FromString(parts)
                 parts = b""
 
@@ -246,7 +256,9 @@ def test_curves_are_those_of_the_tables_whatever_a_class_is_called(name, make_jo
 
 @every_tracker
 def test_after_a_resume_a_curve_has_no_gap_and_no_round_twice(name, make_job, caplog):
-    """The run was killed after round 4, and its checkpoint is of round 1; the second time, seconds are others."""
+    """The run was killed after round 4, and its checkpoint is of round 1; the second time, seconds
+    are others.
+    """
     job = make_job(name)
     path = folder_of(job)
     with tracking(job) as recorded:
@@ -300,7 +312,8 @@ def test_a_tracker_that_fails_warns_and_gets_the_rest_with_the_next_resume(
     (warning,) = warned(caplog)
     assert "ConnectionError: the server is away" in warning and f"rayfed resume {path}" in warning
     assert [round for round, _ in shown(name, path)["seconds"]] == [0, 1]
-    with tracking(job):  # no round is left to play
+    # No round is left to play.
+    with tracking(job):
         pass
     same(shown(name, path), tabled(path), exact=name != "tensorboard")
 
@@ -321,7 +334,8 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run(where, make_job, caplog, 
         assert "did not answer within 0.2 seconds" in warning
     finally:
         ever.set()
-        while is_working():  # what the tracker's thread says now is of this test
+        # What the tracker's thread says now is of this test.
+        while is_working():
             time.sleep(0.01)
 
 
@@ -337,7 +351,8 @@ def test_a_tracker_that_cannot_begin_does_not_end_the_run(make_job, caplog, monk
 def test_a_run_is_shown_by_all_trackers_also_by_those_that_are_named_later(make_job, caplog):
     path = rayfed.run(make_job("tensorboard")).path
     result = rayfed.resume(path, {"train.num_rounds": 4, "track": ["tensorboard", "mlflow"]})
-    rayfed.resume(path, {"track": [*trackers.TRACKERS]})  # the run is done
+    # The run is done.
+    rayfed.resume(path, {"track": [*trackers.TRACKERS]})
     assert warned(caplog) == []
     for name in trackers.TRACKERS:
         same(shown(name, path), tabled(path), exact=name != "tensorboard")
@@ -380,6 +395,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
             assert not folder_of(job).exists()
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (tmp_path / "wandb").mkdir()  # as Weights & Biases makes one where it is run
+    # As Weights & Biases makes one where it is run.
+    (tmp_path / "wandb").mkdir()
     with pytest.raises(InputError, match="wandb is not installed"):
         rayfed.run(make_job("wandb"))

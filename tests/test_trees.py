@@ -318,10 +318,11 @@ def test_views_and_parameters_are_packed_as_plain_values():
 
 
 def test_packed_tensors_are_copies():
+    # One of each type: none are joined.
     source = {
         "one": torch.ones(2),
         "other": torch.ones(3, dtype=torch.int64),
-    }  # one of each type: none are joined
+    }
     packed = pack(source)
     for tensor in source.values():
         tensor.zero_()
@@ -331,7 +332,8 @@ def test_packed_tensors_are_copies():
 def test_unpacking_gives_fresh_memory_each_time():
     packed = pack([torch.ones(2), Scaled(2, {"x": torch.ones(3)})])
     for buffer in packed.buffers.values():
-        buffer.flags.writeable = False  # as Ray hands them out
+        # As Ray hands them out.
+        buffer.flags.writeable = False
     first, second = unpack(packed), unpack(packed)
     first[0].zero_()
     first[1].values["x"].zero_()

@@ -9,11 +9,12 @@ from rayfed.tensors import weights as w
 from rayfed.tensors.trees import tree_map
 
 A = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+# One name more than A
 B = {
     "w": torch.tensor([10.0, 20.0]),
     "b": torch.tensor(30.0),
     "buffer": torch.tensor(7),
-}  # one name more than A
+}
 
 
 def lists(tree):
@@ -34,9 +35,8 @@ def test_arithmetic_changes_nothing_in_place():
     before = lists([A, B])
     results = [w.add(A, B), w.subtract(A, B), w.scale(A, 2.0), w.like(A, A), w.zeros_like(A)]
     for result in results:
-        if (
-            result["w"].data_ptr() != A["w"].data_ptr()
-        ):  # `like` may return the same tensor if there is nothing to do
+        # `like` may return the same tensor if there is nothing to do.
+        if result["w"].data_ptr() != A["w"].data_ptr():
             result["w"].fill_(math.nan)
     assert lists([A, B]) == before
 
@@ -45,7 +45,8 @@ def test_to_overwrite_is_to_load():
     model, other = (
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 2)) for _ in range(2)
     )
-    model[2].requires_grad_(False)  # frozen: no entry of the weights
+    # Frozen: no entry of the weights.
+    model[2].requires_grad_(False)
     trained = w.state_of(other.train().requires_grad_(True)[:2])
     wanted = w.whole(model, {name: tensor + 1 for name, tensor in trained.items()})
     w.overwrite(
@@ -77,7 +78,8 @@ def test_state_is_a_copy_with_buffers_and_parameters_are_live():
     )
     assert not any(tensor.requires_grad for tensor in state.values())
     parameters = w.parameters_of(model)
-    assert parameters.keys() == {"0.weight", "1.weight", "1.bias"}  # the frozen bias is not one
+    # The frozen bias is not one.
+    assert parameters.keys() == {"0.weight", "1.weight", "1.bias"}
     with torch.no_grad():
         parameters["0.weight"].add_(1.0)
     assert torch.equal(model[0].weight, state["0.weight"] + 1)
@@ -88,14 +90,16 @@ def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
         memory_format=torch.channels_last
     )
     model[2].weight = nn.Parameter(torch.ones(3, 3, 1, 1), requires_grad=False)
-    model[2].bias = model[0].bias  # shared, and must stay so
+    # Shared, and must stay so.
+    model[2].bias = model[0].bias
     model.register_buffer("own", torch.ones(1), persistent=False)
     before, weights = (
         w.state_of(model),
         {name: tensor + 1 for name, tensor in w.state_of(model).items()},
     )
     made = w.with_weights(model, weights)
-    still = "2.weight"  # as it is frozen
+    # As it is frozen.
+    still = "2.weight"
     assert before.keys() == model.state_dict().keys() - {still, "2.bias"}
     weights = w.under_all_names(model, weights)
     before = w.under_all_names(model, before)

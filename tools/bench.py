@@ -1,12 +1,17 @@
-"""How fast a round is: rayfed on Ray and in this process, a plain torch loop, and a tuned pool of processes.
+"""How fast a round is: rayfed on Ray and in this process, a plain torch loop, and a tuned pool of
+processes.
 
-    make bench                                                  # all workloads on the embedded images
-    python tools/bench.py --workloads W1 W2 --data train.parquet --test test.parquet --json speed.json
-    python tools/bench.py --device cuda --processes 1 2 4 8 --contenders ray tuned compiled graphs here plain
+    make bench                                                  # all workloads on the embedded
+                                                                images
+    python tools/bench.py --workloads W1 W2 --data train.parquet --test test.parquet --json
+    speed.json
+    python tools/bench.py --device cuda --processes 1 2 4 8 --contenders ray tuned compiled graphs
+    here plain
 
-All contenders of a workload are alive at the same time, each in a process of its own, and take turns: a block of rounds
-each, in an order that rotates. A round is compared with the same round of the others, which has the same clients.
-docs/speed.md says what the columns mean, and what the tuned pool does and does not do.
+All contenders of a workload are alive at the same time, each in a process of its own, and take
+turns: a block of rounds each, in an order that rotates. A round is compared with the same round of
+the others, which has the same clients. docs/speed.md says what the columns mean, and what the tuned
+pool does and does not do.
 """
 
 from __future__ import annotations
@@ -53,9 +58,13 @@ from rayfed.methods.distill import NotTrueDistill
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import open_site
 
-BEFORE = 2  # rounds before the turns: the first has a column of its own, and in the second the memory is watched
-AGREE = 0.03  # of test accuracy, mean over the rounds: rounding alone moves it by less
-SMALL = 100  # test images per forward pass in the tuned pool: few enough that activations stay in the cache
+# Rounds before the turns: the first has a column of its own, and in the second the memory is
+# watched.
+BEFORE = 2
+# Of test accuracy, mean over the rounds: rounding alone moves it by less.
+AGREE = 0.03
+# Test images per forward pass in the tuned pool: few enough that activations stay in the cache.
+SMALL = 100
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,10 @@ class Workload:
     title: str
     epochs: int = 1
     method: str = "fedavg"
-    small: bool = False  # many clients of 60 images, 100 in a round
-    block: int = 2  # rounds of a turn that count
+    # Many clients of 60 images, 100 in a round.
+    small: bool = False
+    # Rounds of a turn that count.
+    block: int = 2
 
 
 WORKLOADS = {
@@ -81,14 +92,19 @@ class Lap(NamedTuple):
 
     number: int
     accuracy: float
-    seconds: float  # from the end of the round before, until this one is recorded
-    training: float  # of the processes, summed
-    evaluation: float  # the same
+    # From the end of the round before, until this one is recorded.
+    seconds: float
+    # Of the processes, summed.
+    training: float
+    # The same.
+    evaluation: float
     clients: int
 
 
 class Pace:
-    """Holds a contender after each block of rounds until the race lets it go on, and times its rounds."""
+    """Holds a contender after each block of rounds until the race lets it go on, and times its
+    rounds.
+    """
 
     def __init__(self, link: Connection) -> None:
         self._link, self._allowed = link, 0
@@ -105,7 +121,8 @@ class Pace:
         self._began = time.perf_counter()
 
 
-# The contenders. Each plays round 0, which evaluates the initial model, and then `train.num_rounds` rounds.
+# The contenders. Each plays round 0, which evaluates the initial model, and then `train.num_rounds`
+# rounds.
 
 
 class Paced(rayfed.Observer):
@@ -125,7 +142,9 @@ def on_ray(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
 
 
 def measured(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
-    """As on Ray, with each client's model measured on 2,000 test images, before and after its training, every round."""
+    """As on Ray, with each client's model measured on 2,000 test images, before and after its
+    training, every round.
+    """
     on_ray({**table, "measure": ["local"], "measure_images": 2000}, pace, processes)
 
 
@@ -186,17 +205,19 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
     `how` it runs the model: "eager", "compiled" by torch, or full batches as CUDA "graphs".
     """
     job = rayfed.read_job(table)
-    torch.set_num_threads(1)  # before the fork: each process of the pool computes with one thread
+    # Before the fork: each process of the pool computes with one thread.
+    torch.set_num_threads(1)
     site = open_site(job)
     data, pool, fork = site.federation, [], multiprocessing.get_context("fork")
     size = sum(parameter.numel() for parameter in site.model.parameters())
     weights, sums = shared(torch.float32, size), shared(torch.float64, processes, size)
-    layout = (
-        device_of(job).type == "cpu"
-    )  # channels_last is faster on CPUs, slower on GPUs in float32
+    # channels_last is faster on CPUs, slower on GPUs in float32.
+    layout = device_of(job).type == "cpu"
     weights.copy_(Flat(site.model, channels_last=layout).values)
-    turn = fork.Value("q", 0)  # the next client of the round, or the next test images
-    held = tensors(data)  # normalised once; the processes read these pages in place
+    # The next client of the round, or the next test images.
+    turn = fork.Value("q", 0)
+    # Normalised once; the processes read these pages in place.
+    held = tensors(data)
     for total in sums:
         link, theirs = fork.Pipe()
         start = (theirs, job, site.model, data, held, weights, total, turn, how)
@@ -210,9 +231,8 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
         return [answer for link in pool for answer in link.recv()]
 
     for number in range(job.train.num_rounds + 1):
-        clients = sorted(
-            clients_of(job, data, number), key=data.num_examples, reverse=True
-        )  # the longest first
+        # The longest first.
+        clients = sorted(clients_of(job, data, number), key=data.num_examples, reverse=True)
         seconds = everywhere("train", number, clients) if clients else []
         if clients:
             weights.copy_(sums.sum(0) / sum(data.num_examples(client) for client in clients))
@@ -227,14 +247,14 @@ def tuned_process(
     total: Tensor, turn: Any, how: str,
 ) -> None:  # fmt: skip
     device = device_of(job)
-    torch.set_flush_denormal(
-        True
-    )  # of the thread that computes: gradients soon are so small, and slow
+    # Of the thread that computes: gradients soon are so small, and slow.
+    torch.set_flush_denormal(True)
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in held)
     # `frozen` is the round's global model.
     student, frozen = (Flat(model, channels_last=device.type == "cpu").to(device) for _ in range(2))
     run = torch.compile(student.model) if how == "compiled" else student.model
-    graph: list[Callable[..., None]] = []  # the step on a full batch, once there is one
+    # The step on a full batch, once there is one.
+    graph: list[Callable[..., None]] = []
     frozen.model.eval().requires_grad_(False)
     optimizer = torch.optim.SGD(
         student.model.parameters(), job.train.lr, job.train.momentum, fused=True
@@ -262,7 +282,8 @@ def tuned_process(
         rows = torch.from_numpy(data.client(client)).to(device)
         own = [images[rows], labels[rows]]
         if distils(job):
-            with torch.inference_mode():  # once for all epochs
+            # Once for all epochs.
+            with torch.inference_mode():
                 own.append(torch.cat([frozen.model(some) for some in own[0].split(SMALL)]))
         if how == "graphs" and not graph and len(rows) >= full:
             graph.append(as_graph(step, [tensor[:full] for tensor in own]))
@@ -273,7 +294,8 @@ def tuned_process(
             index = index.to(device, non_blocking=True)
             (graph[0] if graph and len(index) == full else step)(*(tensor[index] for tensor in own))
         seconds = time.perf_counter() - began
-        total.add_(student.values.cpu(), alpha=len(rows))  # into float64
+        # Into float64.
+        total.add_(student.values.cpu(), alpha=len(rows))
         return seconds
 
     while (message := link.recv())[0] != "end":
@@ -295,7 +317,8 @@ def as_graph(step: Callable[..., None], examples: Sequence[Tensor]) -> Callable[
     """A step as a CUDA graph, for batches of the examples' size. To make it changes the weights."""
     inputs, aside = [tensor.clone() for tensor in examples], torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # libraries and momentum get their memory before the capture
+    # Libraries and momentum get their memory before the capture.
+    with torch.cuda.stream(aside):
         for _ in range(3):
             step(*inputs)
     torch.cuda.current_stream().wait_stream(aside)
@@ -312,7 +335,8 @@ def as_graph(step: Callable[..., None], examples: Sequence[Tensor]) -> Callable[
 
 
 class Flat:
-    """A copy of the model whose parameters are views of one vector, so that weights are copied and added at once.
+    """A copy of the model whose parameters are views of one vector, so that weights are copied and
+    added at once.
 
     The vector's order depends on the layout, so all copies of a pool have the same layout.
     """
@@ -359,12 +383,15 @@ CONTENDERS: dict[str, Callable[[Mapping[str, Any], Pace, int], None]] = {
     "graphs": partial(tuned, how="graphs"),
 }
 USUAL = ["ray", "tuned", "here", "plain"]
-ALONE = {"here", "plain"}  # a single process
+# A single process.
+ALONE = {"here", "plain"}
 POOLS = {"tuned", "compiled", "graphs"}
 
 
 def entrants(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    """The contenders with their numbers of processes; with several counts, each pool in each size: `tuned x4`."""
+    """The contenders with their numbers of processes; with several counts, each pool in each size:
+    `tuned x4`.
+    """
     one = len(counts) == 1
     return {
         name if one or name in ALONE else f"{name} x{count}": 1 if name in ALONE else count
@@ -429,17 +456,25 @@ class Entry:
     """A contender in a race, and what was measured of it."""
 
     name: str
-    start: float = 0.0  # seconds from the start of its process until round 1 can begin
-    first: float = 0.0  # of round 1
-    end: float = 0.0  # from the last round until its process has ended
-    memory: float = 0.0  # MiB, the most that was seen
-    laps: list[Lap] = field(default_factory=list)  # all rounds, from 0 on
-    counted: list[Lap] = field(default_factory=list)  # those of the medians
+    # Seconds from the start of its process until round 1 can begin.
+    start: float = 0.0
+    # Of round 1.
+    first: float = 0.0
+    # From the last round until its process has ended.
+    end: float = 0.0
+    # MiB, the most that was seen.
+    memory: float = 0.0
+    # All rounds, from 0 on.
+    laps: list[Lap] = field(default_factory=list)
+    # Those of the medians.
+    counted: list[Lap] = field(default_factory=list)
 
 
 class Runner:
-    """The process of a contender. Between its turns it is stopped with all its children: a Ray that waits takes 8 % of
-    a core, which the other contenders would lack.
+    """The process of a contender.
+
+    Between its turns it is stopped with all its children: a Ray that waits takes 8 % of a core,
+    which the other contenders would lack.
     """
 
     def __init__(self, name: str, table: Mapping[str, Any], processes: int) -> None:
@@ -450,12 +485,14 @@ class Runner:
         before, began = dict(os.environ), time.perf_counter()
         if kind_of(name) in POOLS:
             os.environ["THP_MEM_ALLOC_ENABLE"] = (
-                "1"  # huge pages for torch's allocator; it reads this when it starts
+                # Huge pages for torch's allocator; it reads this when it starts.
+                "1"
             )
+            # No page twice.
             os.environ |= {
                 "MALLOC_TRIM_THRESHOLD_": "500000000",
                 "MALLOC_MMAP_THRESHOLD_": str(2**25),
-            }  # no page twice
+            }
         try:
             self._process.start()
         finally:
@@ -467,7 +504,10 @@ class Runner:
         self._signal(signal.SIGSTOP)
 
     def play(self, rounds: int, *, watch: bool = False) -> None:
-        """Play some rounds; the first does not count, as it has begun already. To `watch` the memory slows them."""
+        """Play some rounds; the first does not count, as it has begun already.
+
+        To `watch` the memory slows them.
+        """
         self._wake()
         self._link.send(rounds)
         for i in range(rounds):
@@ -503,7 +543,8 @@ class Runner:
 
     def _wake(self) -> None:
         self._signal(signal.SIGCONT)
-        time.sleep(0.5)  # Ray's processes do first what has come due meanwhile
+        # Ray's processes do first what has come due meanwhile.
+        time.sleep(0.5)
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in tree_of(self._process.pid or 0):
@@ -528,7 +569,9 @@ def contend(name: str, table: Mapping[str, Any], link: Connection, processes: in
 def race(
     table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats: int
 ) -> list[Entry]:
-    """All contenders of a workload: `repeats` turns, of `block` rounds that count and one before them."""
+    """All contenders of a workload: `repeats` turns, of `block` rounds that count and one before
+    them.
+    """
     runners: list[Runner] = []
     try:
         for name, processes in sizes.items():
@@ -552,7 +595,8 @@ def tree_of(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             number, _, rest = stat.read_text().partition(" (")
-        except OSError:  # it has just ended
+        except OSError:
+            # It has just ended.
             continue
         children.setdefault(int(rest.rpartition(") ")[2].split()[1]), []).append(int(number))
     found = [pid]
@@ -564,8 +608,9 @@ def tree_of(pid: int) -> list[int]:
 def memory_of(pids: Sequence[int]) -> float:
     """The memory of some processes in MiB, as if no other processes were there.
 
-    It is the sum of their PSS, but for pages of files that are mapped (libraries): PSS would divide those among all
-    contenders that are alive. Each process's own pages count, and each file once, as the process has it that uses most.
+    It is the sum of their PSS, but for pages of files that are mapped (libraries): PSS would divide
+    those among all contenders that are alive. Each process's own pages count, and each file once,
+    as the process has it that uses most.
     """
     own, files = 0, dict[str, int]()
     for pid in pids:
@@ -581,7 +626,8 @@ def memory_of(pids: Sequence[int]) -> float:
                 and not path.endswith("(deleted)")
             ):
                 here[path] = here.get(path, 0) + kib["Rss"] - kib["Private_Dirty"]
-                own += kib["Private_Dirty"]  # written to, so no page of the file any more
+                # Written to, so no page of the file any more.
+                own += kib["Private_Dirty"]
             else:
                 own += kib["Pss"]
         files |= {path: max(count, files.get(path, 0)) for path, count in here.items()}
@@ -604,12 +650,15 @@ class Figures(NamedTuple):
 
     contender: str
     round: float
-    ratio: float | None  # to the tuned pool
-    overhead: float  # per client
+    # To the tuned pool.
+    ratio: float | None
+    # Per client.
+    overhead: float
     start: float
     first: float
     end: float
-    memory: float  # MiB
+    # MiB
+    memory: float
     accuracy: float
 
 
@@ -698,7 +747,8 @@ def job_table(
         "data": {**data, "partition": partition},
         "train": {**train, "batch_size": 50, "lr": 0.03, "momentum": 0.9},
         "ray": {"num_gpus": gpus},
-        "output": {"every_seconds": 1e6},  # the time of a pause is no reason for a checkpoint
+        # The time of a pause is no reason for a checkpoint.
+        "output": {"every_seconds": 1e6},
     }
 
 
@@ -742,9 +792,8 @@ def main() -> None:
         parser.error("--processes and --repeats are 1 or more")
     if given.device == "cpu" and "graphs" in given.contenders:
         parser.error("--contenders graphs: CUDA graphs need --device cuda")
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("stopped")
-    )  # contenders that are stopped must be ended
+    # Contenders that are stopped must be ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU here")
     data = {"source": given.data, "test": given.test}
@@ -758,7 +807,8 @@ def main() -> None:
     )
     told, wrong = machine(given.device), []
     print(
-        f"{told}\n{given.data}: {num_images:,} images; {', '.join(map(str, given.processes))} processes\n"
+        f"{told}\n"
+        f"{given.data}: {num_images:,} images; {', '.join(map(str, given.processes))} processes\n"
     )
     results: dict[str, Any] = {
         "machine": told,
@@ -774,27 +824,32 @@ def main() -> None:
         entries = race(table, sizes, block, repeats)
         by_name = {entry.name: entry for entry in entries}
         tuned_pools = {sizes[name]: by_name[name] for name in sizes if kind_of(name) == "tuned"}
-        first = next(iter(tuned_pools.values()), None)  # for contenders of a single process
+        # For contenders of a single process.
+        first = next(iter(tuned_pools.values()), None)
         lines = [
             figures_of(entry, tuned_pools.get(sizes[entry.name], first), sizes[entry.name])
             for entry in entries
         ]
         seconds = time.perf_counter() - began
         print(
-            f"{name}: {workload.title}; {block * repeats} rounds count, {seconds:.0f} s\n\n{table_of(lines)}\n",
+            f"{name}: {workload.title}; {block * repeats} rounds count, {seconds:.0f} s\n"
+            "\n"
+            f"{table_of(lines)}\n",
             flush=True,
         )
         for entry in entries[1:]:
             if (apart := gap(entry, entries[0])) > AGREE:
                 wrong.append(
-                    f"{name}: the accuracies of {entry.name} and {entries[0].name} are {apart:.3f} apart"
+                    f"{name}: the accuracies of {entry.name} and {entries[0].name} are {apart:.3f} "
+                    "apart"
                 )
         both = [
             {**line._asdict(), "laps": [lap._asdict() for lap in by_name[line.contender].laps]}
             for line in lines
         ]
         results["workloads"][name] = {"job": table, "contenders": both}
-        if given.json:  # after every workload, so that a run that is stopped leaves something
+        # After every workload, so that a run that is stopped leaves something.
+        if given.json:
             given.json.write_text(json.dumps(results, indent=1))
     if wrong:
         raise SystemExit("ERROR: the contenders did not do the same work:\n  " + "\n  ".join(wrong))

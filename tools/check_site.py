@@ -1,4 +1,5 @@
-"""Check the site that `make docs` has built: every link and anchor in it leads somewhere, on disk, without a network.
+"""Check the site that `make docs` has built: every link and anchor in it leads somewhere, on disk,
+without a network.
 
 python tools/check_site.py build/site
 """
@@ -8,13 +9,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LARGEST = 30  # MB of the whole site
+# MB of the whole site.
+LARGEST = 30
+# What a page brings, and its attribute.
 LOADED = {
     "script": "src",
     "img": "src",
     "link": "href",
     "iframe": "src",
-}  # what a page brings, and its attribute
+}
 
 
 class Page(HTMLParser):

@@ -1,12 +1,16 @@
-"""Count the operations of every method's training: what a GPU would have to launch, and where it would be waited for.
+"""Count the operations of every method's training: what a GPU would have to launch, and where it
+would be waited for.
 
-    python tools/count_operations.py --models cnn resnet8                 # a Markdown table, as in docs/gpu.md
-    python tools/count_operations.py fedavg fedprox --models cnn --names  # with the most frequent operations of a step
+    python tools/count_operations.py --models cnn resnet8                 # a Markdown table, as in
+                                                                          docs/gpu.md
+    python tools/count_operations.py fedavg fedprox --models cnn --names  # with the most frequent
+                                                                          operations of a step
 
-Counted on a CPU, below autograd, forward and backward, in the layout that models have on GPUs: views are left out, and
-a fused or `_foreach_` operation on all tensors counts once. A step's count is what a round gains with one more step per
-client; a client's is what it gains with one more client, less its steps. Waits are reads of a number, and sizes that
-depend on values; a copy to a CPU is not seen.
+Counted on a CPU, below autograd, forward and backward, in the layout that models have on GPUs:
+views are left out, and a fused or `_foreach_` operation on all tensors counts once. A step's count
+is what a round gains with one more step per client; a client's is what it gains with one more
+client, less its steps. Waits are reads of a number, and sizes that depend on values; a copy to a
+CPU is not seen.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from rayfed.rounds import engine
 from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.this_process import ThisProcess
 
-CLIENTS, STEPS = 3, 3  # of the larger round; the smaller ones have one less
+# Of the larger round; the smaller ones have one less.
+CLIENTS, STEPS = 3, 3
 # What makes a CPU wait for its GPU: a number is read, or a size depends on values.
 WAITS = (
     "_local_scalar_dense",
@@ -46,7 +51,8 @@ WORKLOAD = {
     "train.batch_size": 32,
     "train.eval_every": 100,
     "data.partition": {"name": "iid", "num_clients": 4},
-    "data.size": 8,  # the operations are as many for any size
+    # The operations are as many for any size.
+    "data.size": 8,
     "ray.mode": "off",
 }
 
@@ -85,21 +91,25 @@ def _is_mask(value: Any) -> bool:
 
 
 def counted(site: Site, clients: int, steps: int) -> Counted:
-    """What the third round of a job does, with so many clients and steps; the same clients have trained before."""
+    """What the third round of a job does, with so many clients and steps; the same clients have
+    trained before.
+    """
     job = replace(site.job, train=replace(site.job.train, local_steps=steps))
     site, counts = replace(site, job=job), Counted()
     workers = ThisProcess(site)
     last = engine.start(site, workers)
     for _ in range(2):
         last = engine.play(site, last, workers, [*range(CLIENTS)])
-    with counts, patch.object(MaxPool, "forward", torch.nn.MaxPool2d.forward):  # as on a GPU
+    # As on a GPU
+    with counts, patch.object(MaxPool, "forward", torch.nn.MaxPool2d.forward):
         engine.play(site, last, workers, [*range(clients)])
     return counts
 
 
 def per_step(site: Site) -> tuple[Counter[str], Counter[str], int, int]:
     """Operations and waits per step, and the numbers of both per client beside its steps."""
-    site.model.to(memory_format=torch.contiguous_format)  # as GPUs get it
+    # As GPUs get it.
+    site.model.to(memory_format=torch.contiguous_format)
     more, less = counted(site, CLIENTS, STEPS), counted(site, CLIENTS, STEPS - 1)
     fewer = counted(site, CLIENTS - 1, STEPS)
     step, waits = (
@@ -139,7 +149,8 @@ def main() -> None:
             cells = []
             for model in options.models:
                 if method == "fedbn" and model == "cnn":
-                    cells += ["-"] * 4  # it has no BatchNorm, which FedBN is about
+                    # It has no BatchNorm, which FedBN is about.
+                    cells += ["-"] * 4
                     continue
                 changed = {**WORKLOAD, "model.name": model, "method": method, "output.path": runs}
                 site = open_site(rayfed.read_job("jobs/quickstart.toml", changed))

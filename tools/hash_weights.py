@@ -1,10 +1,11 @@
-"""Print a hash of every method's weights after some rounds of the quickstart, to see that a change keeps the bits.
+"""Print a hash of every method's weights after some rounds of the quickstart, to see that a change
+keeps the bits.
 
     python tools/hash_weights.py > before.txt       # then change the code
     python tools/hash_weights.py | diff before.txt -
 
-With names, only these methods. With --actors N on a Ray with so many actors: the hashes must be the same. The bits
-depend on the machine's kind of processor, so compare on one machine.
+With names, only these methods. With --actors N on a Ray with so many actors: the hashes must be the
+same. The bits depend on the machine's kind of processor, so compare on one machine.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import rayfed
 from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 
-NORM = {"model.name": "lenet", "model.batch_norm": True}  # for FedBN, which refuses a model without
+# For FedBN, which refuses a model without.
+NORM = {"model.name": "lenet", "model.batch_norm": True}
 SHORT = {
     "train.num_rounds": 3,
     "train.clients_per_round": 4,

@@ -1,13 +1,16 @@
 """The comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml: the best values,
+python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml:
+                                              the best values,
                                               # into the other job files
-python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv, docs/comparison.md, figures
+python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv,
+                                              docs/comparison.md, figures
 python tools/make_comparison.py page          # the page's tables alone, from results.csv
 
 `make_personal.py` does the same for the clients' own models.
 
-`runs` is the folder in which the runs are (`output.path`). No number of the page's tables is typed by hand.
+`runs` is the folder in which the runs are (`output.path`). No number of the page's tables is typed
+by hand.
 """
 
 from __future__ import annotations
@@ -37,18 +40,17 @@ from rayfed.report.words import interval, spread, stat_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING = ROOT / "jobs/comparison/mnist-tune.toml"
-CENTRAL = (
-    ROOT / "jobs/comparison/mnist-central-tune.toml"
-)  # the ceiling has a partition of its own: one client
-TEN_DRAWS = (
-    ROOT / "jobs/comparison/twenty-shards-2.toml"
-)  # of its methods, make_twenty.py has better numbers
+# The ceiling has a partition of its own: one client.
+CENTRAL = ROOT / "jobs/comparison/mnist-central-tune.toml"
+# Of its methods, make_twenty.py has better numbers.
+TEN_DRAWS = ROOT / "jobs/comparison/twenty-shards-2.toml"
 PAGE = ROOT / "docs/comparison.md"
 RESULTS = ROOT / "docs/comparison/results.csv"
 FIGURES = ROOT / "docs/methods/figures"
 SETTINGS = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
 REPORTED = {setting: ROOT / f"jobs/comparison/mnist-{setting}.toml" for setting in SETTINGS}
-HEADLINE = "last_10"  # what methods are compared by: the mean of the last rounds
+# What methods are compared by: the mean of the last rounds.
+HEADLINE = "last_10"
 BASELINE = "fedavg"
 CEILING = "central"
 LOST = "Runs that diverged are in no mean and no pair, which flatters their methods."
@@ -66,19 +68,24 @@ class Record(NamedTuple):
     forgetting: float | None
 
 
-# From runs ------------------------------------------------------------------------------------------------------------
+# From runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def played(
     job_file: str | Path | Mapping[str, Any], runs: Path
 ) -> Iterator[tuple[Cell, Run | None]]:
-    """The runs of a grid, None where one diverged. `InputError` for a run that is not done, or is another job's."""
+    """The runs of a grid, None where one diverged.
+
+    `InputError` for a run that is not done, or is another job's.
+    """
     for cell in expand(read_toml(job_file), {"output.path": str(runs)}):
         done = is_done(job := cell.job())
         run = read_run(folder_of(job)) if (folder_of(job) / "job.toml").is_file() else None
         if not done and not (run and run.error.startswith("Diverged")):
             raise InputError(
-                f"'{folder_of(job)}' is not done: {run.status if run else 'not begun'}; give `rayfed run` again"
+                f"'{folder_of(job)}' is not done: {run.status if run else 'not begun'}; give "
+                "`rayfed run` again"
             )
         yield cell, run if done else None
 
@@ -115,7 +122,8 @@ def read_records(file: Path, kind: type[Any] = Record) -> list[Any]:
     ]
 
 
-# The best of the tuning -----------------------------------------------------------------------------------------------
+# The best of the tuning
+# -----------------------------------------------------------------------------------------------
 
 
 def chosen(
@@ -124,10 +132,12 @@ def chosen(
     score: Callable[[Run], float] = lambda run: figures(run)[HEADLINE],
     together: bool = False,
 ) -> dict[str, list[str]]:
-    """For each setting the lines of its `grid.method`: of each method the try with the highest mean of the last rounds.
+    """For each setting the lines of its `grid.method`: of each method the try with the highest mean
+    of the last rounds.
 
-    Or with the highest `score`; with `together`, the lines for "all settings", by the mean of a try's scores.
-    The numbers of all tries stand above it. Of equals the first is taken, which is the middle of the grid.
+    Or with the highest `score`; with `together`, the lines for "all settings", by the mean of a
+    try's scores. The numbers of all tries stand above it. Of equals the first is taken, which is
+    the middle of the grid.
     """
     entries = {entry["name"]: entry for entry in read_toml(job_file)["grid"]["method"]}
     tries: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(
@@ -184,7 +194,8 @@ def put_methods(job: str, lines: Sequence[str]) -> str:
     return job
 
 
-# The page -------------------------------------------------------------------------------------------------------------
+# The page
+# -------------------------------------------------------------------------------------------------------------
 
 
 def difference(
@@ -214,11 +225,14 @@ def told(gap: Difference) -> str:
 
 
 def link(method: str) -> str:
-    return f"[{method}](methods/{'local' if method == CEILING else method}.md)"  # a page for both bounds
+    # A page for both bounds.
+    return f"[{method}](methods/{'local' if method == CEILING else method}.md)"
 
 
 def tables(records: Sequence[Record]) -> str:
-    """The table of FedAvg and the methods that ten draws do not have; how forgetting goes with the last round."""
+    """The table of FedAvg and the methods that ten draws do not have; how forgetting goes with the
+    last round.
+    """
     better = {entry["name"] for entry in read_toml(TEN_DRAWS)["grid"]["method"]} - {BASELINE}
     text = side_by_side(
         [each for each in records if each.method not in better], {HEADLINE: f"mean of last {LAST}"}
@@ -227,7 +241,8 @@ def tables(records: Sequence[Record]) -> str:
     if len(pairs) > 1:
         correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
         text.append(
-            f"Over all runs of results.csv, forgetting has a correlation of {correlation:.2f} with the last round."
+            f"Over all runs of results.csv, forgetting has a correlation of {correlation:.2f} with "
+            "the last round."
         )
     if any(each.best is None for each in records):
         text += ["", LOST]
@@ -235,7 +250,8 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def side_by_side(records: Sequence[Any], measures: Mapping[str, str]) -> list[str]:
-    """The lines of a table: a row per method, and per setting its measures; the first of these is compared.
+    """The lines of a table: a row per method, and per setting its measures; the first of these is
+    compared.
 
     The highest mean of the first setting comes first.
     """
@@ -279,7 +295,8 @@ def put_tables(page: str, records: Sequence[Record]) -> str:
 
 
 def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], path: Path) -> None:
-    """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed to seed.
+    """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed
+    to seed.
 
     `curves`: of each setting and method the curves (2, T) of its seeds, as fractions.
     """
@@ -288,7 +305,8 @@ def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], pa
         axes = figure.subplots(2, len(SETTINGS), sharex=True, sharey="row", squeeze=False)
         for column, (setting, title) in enumerate(SETTINGS.items()):
             for name, colour in {BASELINE: "#888888", method: COLOURS[0]}.items():
-                if not (found := curves.get((setting, name))):  # all seeds have diverged
+                # All seeds have diverged.
+                if not (found := curves.get((setting, name))):
                     continue
                 seeds = 100 * np.stack(found)  # (seeds, 2, T), percent
                 rounds = np.arange(1, seeds.shape[2] + 1)

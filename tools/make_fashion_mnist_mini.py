@@ -1,6 +1,8 @@
-"""Remake rayfed/data/fashion_mnist_mini from the four idx .gz files of Fashion-MNIST; the same bytes every time.
+"""Remake rayfed/data/fashion_mnist_mini from the four idx .gz files of Fashion-MNIST; the same
+bytes every time.
 
-python tools/make_fashion_mnist_mini.py [FOLDER] [OUTPUT]     # by default the folder of Debian's dataset-fashion-mnist
+python tools/make_fashion_mnist_mini.py [FOLDER] [OUTPUT]     # by default the folder of Debian's
+dataset-fashion-mnist
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ PER_CLASS = {"train": 1000, "test": 200}
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """The array of bytes in a gzipped idx file: two zeros, type, number of dimensions, the dimensions, the bytes."""
+    """The array of bytes in a gzipped idx file: two zeros, type, number of dimensions, the
+    dimensions, the bytes.
+    """
     content = gzip.decompress(file.read_bytes())
     shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A grey image (H, W) as an uncompressed PNG: zstd over many of them in a row beats deflate on each."""
+    """A grey image (H, W) as an uncompressed PNG: zstd over many of them in a row beats deflate on
+    each.
+    """
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=0)
     return file.getvalue()

@@ -1,7 +1,8 @@
-"""The runs of jobs/cifar10/full-size.toml, as they get done: their records, and two tables in docs/reproduction.md.
+"""The runs of jobs/cifar10/full-size.toml, as they get done: their records, and two tables in
+docs/reproduction.md.
 
-python tools/make_full_size.py runs/full-size   # adds the finished runs to docs/reproduction/full-size.csv
-python tools/make_full_size.py                  # the tables alone
+python tools/make_full_size.py runs/full-size   # adds the finished runs to
+docs/reproduction/full-size.csv python tools/make_full_size.py                  # the tables alone
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ PAPERS = {
     ("fedntd/table1", "last"): "last, FedNTD, Table 1",
     ("fedlmd/table3", "best"): "best, FedLMD, Table 3",
 }
-Runs = dict[tuple[str, str, str], Rows]  # partition, method and seed -> the rows of its rounds
+# Partition, method and seed -> the rows of its rounds.
+Runs = dict[tuple[str, str, str], Rows]
 
 
 def records(folder: Path) -> Rows:
@@ -99,7 +101,9 @@ def each_run(runs: Runs) -> str:
 
 
 def over_seeds(runs: Runs) -> str:
-    """A line for each method and partition: means over its seeds, differences from FedAvg by seed, and the papers'."""
+    """A line for each method and partition: means over its seeds, differences from FedAvg by seed,
+    and the papers'.
+    """
     lines = []
     for partition, method in dict.fromkeys(
         (partition, method) for partition, method, _ in sorted(runs)

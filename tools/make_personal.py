@@ -1,10 +1,13 @@
-"""The comparison of the clients' own models on MNIST: from finished runs to the job file and the table.
+"""The comparison of the clients' own models on MNIST: from finished runs to the job file and the
+table.
 
-python tools/make_personal.py best runs     # runs of mnist-personal-tune.toml: the best values, to mnist-personal.toml
-python tools/make_personal.py page runs     # runs of that: docs/comparison/personal.csv, docs/comparison.md
-python tools/make_personal.py page          # the page's table alone, from personal.csv
+python tools/make_personal.py best runs     # runs of mnist-personal-tune.toml: the best values, to
+mnist-personal.toml python tools/make_personal.py page runs     # runs of that:
+docs/comparison/personal.csv, docs/comparison.md python tools/make_personal.py page          # the
+page's table alone, from personal.csv
 
-Methods are compared by personalised accuracy: a client's model on test images that are distributed as the client's.
+Methods are compared by personalised accuracy: a client's model on test images that are distributed
+as the client's.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
 
 
 def chosen(job_file: Path, runs: Path) -> list[str]:
-    """The lines of `grid.method` with the best try of each method, by its mean accuracy over the settings."""
+    """The lines of `grid.method` with the best try of each method, by its mean accuracy over the
+    settings.
+    """
     return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)[
         "all settings"
     ]

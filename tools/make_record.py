@@ -1,9 +1,11 @@
-"""Write a record of a run: what `rayfed verify` needs of its folder, without this machine's places. For docs/results.
+"""Write a record of a run: what `rayfed verify` needs of its folder, without this machine's places.
+
+For docs/results.
 
     rayfed verify runs/mine && python tools/make_record.py runs/mine docs/results/mine
 
-The newest two checkpoints are in it: with `-s output.every=1` those of the last two rounds, so that the last round can
-be played again, up to its weights.
+The newest two checkpoints are in it: with `-s output.every=1` those of the last two rounds, so that
+the last round can be played again, up to its weights.
 """
 
 import json
@@ -21,7 +23,10 @@ from rayfed.job import read_job, read_toml
 
 
 def make_record(run: Path, record: Path) -> int:
-    """Write a record of a run to a new folder; gives its bytes. The best weights, of any round, are left out."""
+    """Write a record of a run to a new folder; gives its bytes.
+
+    The best weights, of any round, are left out.
+    """
     job = read_job(run / "job.toml")
     folder = checkpoints_of(job) if job.output.checkpoints else Folder(str(run / "checkpoints"))
     copied = Folder(str(record / "checkpoints"))

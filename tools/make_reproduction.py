@@ -1,15 +1,17 @@
-"""The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and its numbers.
+"""The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and
+its numbers.
 
-python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2 runs/fedlmd-table3/cifar10-shards-2/fedlmd
-python tools/make_reproduction.py runs/authors-deal fedavg.csv     # with rounds of the authors' own code
-python tools/make_reproduction.py          # the page's tables alone
+python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2
+runs/fedlmd-table3/cifar10-shards-2/fedlmd python tools/make_reproduction.py runs/authors-deal
+fedavg.csv     # with rounds of the authors' own code python tools/make_reproduction.py          #
+the page's tables alone
 
-Given are runs, or folders of runs, one run per method; those of docs/reproduction/authors-deal have a table of their
-own, beside rounds of the authors' code from files with the columns method, round and test_accuracy (a fraction). The
-records of a method that they lack stay as they were.
+Given are runs, or folders of runs, one run per method; those of docs/reproduction/authors-deal have
+a table of their own, beside rounds of the authors' code from files with the columns method, round
+and test_accuracy (a fraction). The records of a method that they lack stay as they were.
 
-No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which the runs gave, and the
-papers' are those of jobs/papers/*/results.csv.
+No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which
+the runs gave, and the papers' are those of jobs/papers/*/results.csv.
 """
 
 from __future__ import annotations
@@ -33,27 +35,34 @@ RECORDS = ROOT / "docs/reproduction"
 AUTHORS = RECORDS / "authors.csv"
 CODES = {"authors": "the authors' code", "job": "ours, on its clients"}
 OWN = "ours, on our own"
-BOTH = ("fedavg", "fedntd")  # the methods that both codes have played
+# The methods that both codes have played.
+BOTH = ("fedavg", "fedntd")
 LOOKS = (("#D55E00", "-"), ("#0072B2", "--"), ("#777777", "-."))
 JOBS = tuple(ROOT / f"jobs/papers/{paper}.toml" for paper in ("fedntd/table1", "fedlmd/table3"))
-DEAL = "authors-deal/"  # begins the names of the runs of docs/reproduction/authors-deal
+# Begins the names of the runs of docs/reproduction/authors-deal.
+DEAL = "authors-deal/"
 CELL = "cifar10-shards-2"
+# And the colour of its line.
 METHODS = {
     "fedavg": "#777777",
     "fedntd": "#0072B2",
     "fedlmd": "#D55E00",
-}  # and the colour of its line
+}
 PAPERS = {"fedntd/table1": "FedNTD, Table 1", "fedlmd/table3": "FedLMD, Table 3"}
 ROUNDS = 200
-LAST = 10  # rounds, of the mean at the end
+# Rounds, of the mean at the end.
+LAST = 10
 Rows = list[dict[str, Any]]
 
 
-# From runs ------------------------------------------------------------------------------------------------------------
+# From runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
-    """What the page needs of each run: its rounds, and its classes at the end; accuracies and losses as fractions."""
+    """What the page needs of each run: its rounds, and its classes at the end; accuracies and
+    losses as fractions.
+    """
     rounds, classes = [], []
     for run in runs:
         method = run.folder.parent.name
@@ -95,7 +104,8 @@ def read(file: Path) -> dict[str, Rows]:
     return {method: rows for method, rows in found.items() if rows}
 
 
-# The page -------------------------------------------------------------------------------------------------------------
+# The page
+# -------------------------------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -152,7 +162,8 @@ def beside(rounds: dict[str, Rows]) -> str:
             yield [
                 f"[{method}](methods/{method}.md)",
                 str(len(accuracy)),
-                f"{accuracy[best]:.1f} ({best + 1}) | {printed(lmd, method, 'test_accuracy', 'best')}",
+                f"{accuracy[best]:.1f} ({best + 1}) | "
+                f"{printed(lmd, method, 'test_accuracy', 'best')}",
                 f"{accuracy[-1]:.1f} | {printed(ntd, method, 'test_accuracy', 'last')}",
                 f"{accuracy[-LAST:].mean():.1f} ± {accuracy[-LAST:].std(ddof=1):.1f}",
                 f"{rows[-1]['forgetting']:.2f} | {printed(ntd, method, 'forgetting', 'last')}",
@@ -162,7 +173,9 @@ def beside(rounds: dict[str, Rows]) -> str:
 
 
 def deals(rounds: dict[str, Rows]) -> dict[str, dict[str, np.ndarray]]:
-    """The curves (T,), in percent, of the authors' code and of ours on its clients, and of ours on our own."""
+    """The curves (T,), in percent, of the authors' code and of ours on its clients, and of ours on
+    our own.
+    """
     curves: dict[str, dict[str, list[float]]] = {
         method: {name: [] for name in CODES.values()} for method in BOTH
     }
@@ -189,7 +202,9 @@ def tens(values: np.ndarray) -> np.ndarray:
 
 
 def authors(rounds: dict[str, Rows]) -> str:
-    """The authors' code and ours on the clients that it deals, and ours on our own: means of ten rounds."""
+    """The authors' code and ours on the clients that it deals, and ours on our own: means of ten
+    rounds.
+    """
     columns = {
         f"{method}: {name}": tens(of)
         for method, each in deals(rounds).items()
@@ -207,7 +222,9 @@ def authors(rounds: dict[str, Rows]) -> str:
 
 
 def gaps(rounds: dict[str, Rows]) -> str:
-    """By how much ours on the authors' clients is above their code, and above ours on our own: over means of ten."""
+    """By how much ours on the authors' clients is above their code, and above ours on our own: over
+    means of ten.
+    """
     theirs, same = CODES.values()
     lines = []
     for method, of in deals(rounds).items():
@@ -229,7 +246,9 @@ def gaps(rounds: dict[str, Rows]) -> str:
 
 
 def draw_deals(rounds: dict[str, Rows], file: Path) -> None:
-    """The curves of `deals`, a panel per method: means of ten rounds, and the number that the paper prints."""
+    """The curves of `deals`, a panel per method: means of ten rounds, and the number that the paper
+    prints.
+    """
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     for place, (method, each) in zip(
         figure.subplots(1, 2, sharey=True), deals(rounds).items(), strict=True
@@ -319,7 +338,9 @@ def keep(found: Rows, file: Path) -> None:
 
 
 def keep_deal(runs: Sequence[Run], files: Sequence[Path]) -> None:
-    """Put rounds of runs of docs/reproduction/authors-deal, and those of files of the authors' code, into its table."""
+    """Put rounds of runs of docs/reproduction/authors-deal, and those of files of the authors'
+    code, into its table.
+    """
     rows: dict[tuple[str, str, int], Any] = {}
     for row in csv.DictReader(AUTHORS.read_text().splitlines()):
         rows[row["code"], row["method"], int(row["round"])] = row["test_accuracy"]

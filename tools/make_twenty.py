@@ -1,15 +1,19 @@
-"""Twenty methods on ten draws (jobs/comparison/README.md): plays the tries, chooses of them, and tests the differences.
+"""Twenty methods on ten draws (jobs/comparison/README.md): plays the tries, chooses of them, and
+tests the differences.
 
-python tools/make_twenty.py tune shards-2 runs     # plays the tries by halving; the same command continues
-python tools/make_twenty.py tries runs             # what has been played, into docs/comparison/twenty-tries.csv
-python tools/make_twenty.py best                   # the best tries of that file, into the job files that are reported
-python tools/make_twenty.py play shards-2 runs     # plays the runs of those, draw by draw; the same command continues
-python tools/make_twenty.py records runs           # what has been played of them, into docs/comparison/twenty.csv
-python tools/make_twenty.py page                   # docs/comparison.md: the tables of both files, and a figure
+python tools/make_twenty.py tune shards-2 runs     # plays the tries by halving; the same command
+continues python tools/make_twenty.py tries runs             # what has been played, into
+docs/comparison/twenty-tries.csv python tools/make_twenty.py best                   # the best tries
+of that file, into the job files that are reported python tools/make_twenty.py play shards-2 runs
+# plays the runs of those, draw by draw; the same command continues python tools/make_twenty.py
+records runs           # what has been played of them, into docs/comparison/twenty.csv python
+tools/make_twenty.py page                   # docs/comparison.md: the tables of both files, and a
+figure
 
-`runs` is the folder in which the runs are (`output.path`). Words such as `data.source=mnist-train.parquet` replace
-values of the jobs. Each process plays one run after the other. A try that is in its file already, and a draw of which
-all methods are, is not played again. So machines may share the work, each with tries and whole draws of its own.
+`runs` is the folder in which the runs are (`output.path`). Words such as
+`data.source=mnist-train.parquet` replace values of the jobs. Each process plays one run after the
+other. A try that is in its file already, and a draw of which all methods are, is not played again.
+So machines may share the work, each with tries and whole draws of its own.
 """
 
 from __future__ import annotations
@@ -52,13 +56,16 @@ TUNING = {setting: ROOT / f"jobs/comparison/twenty-tune-{setting}.toml" for sett
 REPORTED = {setting: ROOT / f"jobs/comparison/twenty-{setting}.toml" for setting in SETTINGS}
 TRIES = ROOT / "docs/comparison/twenty-tries.csv"
 RECORDS = ROOT / "docs/comparison/twenty.csv"
-BOUNDS = ("local", "central")  # that are no methods, and are not tested
-OWN = "fedavg-own"  # what `local` is compared with: FedAvg's models after a client's training, on images as its own
+# That are no methods, and are not tested.
+BOUNDS = ("local", "central")
+# What `local` is compared with: FedAvg's models after a client's training, on images as its own.
+OWN = "fedavg-own"
 TITLES = {
     OWN: "fedavg, the clients' own models",
     "local": "[local](methods/local.md), the clients' own models",
 }
-CLAIMS = {  # the first method is ahead of the second, according to the paper
+# The first method is ahead of the second, according to the paper.
+CLAIMS = {
     ("fedntd", "fedavg"): "FedNTD, Table 1",
     ("fedlmd", "fedavg"): "FedLMD, Table 3",
     ("fedcad", "fedavg"): "FedCAD, Fig. 1",
@@ -72,19 +79,26 @@ CLAIMS = {  # the first method is ahead of the second, according to the paper
     ("fedvls", "fedntd"): "FedVLS, Table 13",
     ("fedvls", "fedlmd"): "FedVLS, Table 16",
 }
-OTHERS = [pair for pair in CLAIMS if pair[1] != BASELINE]  # a family of their own
+# A family of their own.
+OTHERS = [pair for pair in CLAIMS if pair[1] != BASELINE]
 PAGE = ROOT / "docs/comparison.md"
 FIGURE = ROOT / "docs/comparison/ranks.svg"
 LEVEL = 0.05
-HALVING = ((5, (100,)), (3, (101,)), (2, (102, 103)))  # so many tries of a method play these seeds
-CHANCE = 10.0  # percent: what a run that diverged counts
+# So many tries of a method play these seeds.
+HALVING = ((5, (100,)), (3, (101,)), (2, (102, 103)))
+# Percent: what a run that diverged counts.
+CHANCE = 10.0
 
-Scores = dict[str, dict[int, float]]  # try -> seed -> primary number, percent
-Numbers = Mapping[str, Mapping[int, float]]  # method -> seed -> a number
+# Try -> seed -> primary number, percent.
+Scores = dict[str, dict[int, float]]
+# Method -> seed -> a number.
+Numbers = Mapping[str, Mapping[int, float]]
 
 
 def primary(run: Run, method: str) -> float:
-    """The mean accuracy in percent over the second half of the rounds; of `local`, that of the clients' own models."""
+    """The mean accuracy in percent over the second half of the rounds; of `local`, that of the
+    clients' own models.
+    """
     if diverged(run):
         return CHANCE
     accuracy = np.asarray(run.rounds["test_accuracy"][1:], float)
@@ -125,7 +139,9 @@ def cells_of(setting: str, overrides: Mapping[str, Any]) -> dict[str, dict[str, 
 
 
 def tune(setting: str, overrides: Mapping[str, Any]) -> None:
-    """Play a partition's tries by halving, method by method; what is played already, here or elsewhere, is read."""
+    """Play a partition's tries by halving, method by method; what is played already, here or
+    elsewhere, is read.
+    """
     known = {tuple(row[:3]): float(row[3]) for row in read(TRIES)}
     kept = Kept()
     for method, tries in cells_of(setting, overrides).items():
@@ -182,7 +198,8 @@ def tried(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, float]]
 
 
 def chosen(tries: Mapping[str, Scores]) -> dict[str, list[str]]:
-    """Of each method the try that is reported, and the next best, by their means over all seeds of the tuning.
+    """Of each method the try that is reported, and the next best, by their means over all seeds of
+    the tuning.
 
     Tries that have not played all seeds do not count. A method that has not two others is left out.
     """
@@ -206,13 +223,16 @@ def tuned() -> dict[str, dict[str, Scores]]:
 
 
 def put_best() -> None:
-    """Write the job files that are reported: those of the tuning, with the chosen tries and all training images."""
+    """Write the job files that are reported: those of the tuning, with the chosen tries and all
+    training images.
+    """
     for setting, played in tuned().items():
         wanted = {cell.method.partition("+")[0] for cell in expand(read_toml(TUNING[setting]))}
         open_ones = sorted(wanted - chosen(played).keys())
         if open_ones:
             print(
-                f"{setting}: not all is played; two tries with all seeds are lacking of {', '.join(open_ones)}"
+                f"{setting}: not all is played; two tries with all seeds are lacking of "
+                f"{', '.join(open_ones)}"
             )
             continue
         entries = {entry["name"]: entry for entry in read_toml(TUNING[setting])["grid"]["method"]}
@@ -236,14 +256,17 @@ def put_best() -> None:
         about = [
             f"# rayfed run jobs/comparison/twenty-{setting}.toml",
             "#",
-            "# Twenty methods on ten draws (README.md, beside this file): each at the best of its tries, the means of",
+            "# Twenty methods on ten draws (README.md, beside this file): each at the best of its "
+            "tries, the means of",
             "# which over their seeds, in percent, stand above it.",
         ]
         REPORTED[setting].write_text("\n".join([*about, job[job.index("name = ") :]]))
 
 
 def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, float, float]]:
-    """Partition, method, seed, primary and second number of each run of the draws that have been played here whole."""
+    """Partition, method, seed, primary and second number of each run of the draws that have been
+    played here whole.
+    """
     for setting in SETTINGS:
         for seed, cells in draws_of(setting, overrides).items():
             runs = {method: run for method, cell in cells.items() if (run := ended(cell))}
@@ -282,11 +305,13 @@ def diverged(run: Run) -> bool:
     return run.error.startswith("Diverged")
 
 
-# Tests ----------------------------------------------------------------------------------------------------------------
+# Tests
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """The exact two-sided p-value of a mean of 0, where each difference is as likely to have the other sign.
+    """The exact two-sided p-value of a mean of 0, where each difference is as likely to have the
+    other sign.
 
     >>> sign_flip([1.0, 2.0, 3.0]), sign_flip([1.0, -1.0])
     (0.25, 1.0)
@@ -320,7 +345,8 @@ def critical_difference(methods: int, draws: int, level: float = 0.05) -> float:
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     normal = (np.cumsum(density) - density / 2) * (z[1] - z[0])
 
-    def inside(q: float) -> float:  # that the range of so many normal values is at most q
+    # That the range of so many normal values is at most q.
+    def inside(q: float) -> float:
         between = normal - np.interp(z - q, z, normal, left=0.0)
         return float(methods * np.sum(density * between ** (methods - 1)) * (z[1] - z[0]))
 
@@ -332,7 +358,9 @@ def critical_difference(methods: int, draws: int, level: float = 0.05) -> float:
 
 
 class Tested(NamedTuple):
-    """The differences of two methods on the same draws, and the p-value of their mean, corrected for its family."""
+    """The differences of two methods on the same draws, and the p-value of their mean, corrected
+    for its family.
+    """
 
     gaps: list[float]
     p: float
@@ -349,7 +377,9 @@ class Tested(NamedTuple):
 
 
 def family(numbers: Numbers, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
-    """The tests of a family of pairs, each of a method and what it is compared with, as far as both were played."""
+    """The tests of a family of pairs, each of a method and what it is compared with, as far as both
+    were played.
+    """
     gaps = {}
     for pair in pairs:
         one, other = (numbers.get(method, {}) for method in pair)
@@ -367,7 +397,9 @@ def against_fedavg(numbers: Numbers) -> dict[tuple[str, str], Tested]:
 
 
 def table(numbers: Numbers, rounds: Numbers) -> str:
-    """A partition's methods, the best first: means, differences from FedAvg, and rounds to FedAvg's end."""
+    """A partition's methods, the best first: means, differences from FedAvg, and rounds to FedAvg's
+    end.
+    """
     tests = against_fedavg(numbers) | family(numbers, [("local", OWN)])
     by_method = {method: test for (method, _), test in tests.items()}
     head = ["method", "mean of rounds 31 to 60", "difference from FedAvg", "p, corrected"]
@@ -385,7 +417,9 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
 
 
 def claims(of_settings: Mapping[str, Numbers]) -> str:
-    """What the papers say of two methods, and whether it holds on each partition of which all draws are recorded."""
+    """What the papers say of two methods, and whether it holds on each partition of which all draws
+    are recorded.
+    """
     lines = [f"| claim | paper | {' | '.join(TITLED.values())} |", "|---" * (2 + len(TITLED)) + "|"]
     tests = {
         setting: against_fedavg(of) | family(of, OTHERS) for setting, of in of_settings.items()
@@ -428,7 +462,8 @@ def finalists(played: Mapping[str, Mapping[str, Scores]]) -> str:
 
 
 def mean_ranks(numbers: Numbers) -> tuple[dict[str, float], int]:
-    """The mean rank of each method over the draws that all have played, and how many draws these are.
+    """The mean rank of each method over the draws that all have played, and how many draws these
+    are.
 
     1 is the best, and equals share their ranks.
     """
@@ -444,7 +479,9 @@ def mean_ranks(numbers: Numbers) -> tuple[dict[str, float], int]:
 
 
 def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
-    """Critical-difference diagrams (Demsar, JMLR 2006): methods by their mean rank, lines join what may be equal."""
+    """Critical-difference diagrams (Demsar, JMLR 2006): methods by their mean rank, lines join what
+    may be equal.
+    """
     with style.context(["default", STYLE, {"svg.hashsalt": "twenty", "font.size": 8}]):
         figure = Figure(figsize=(4.5 * len(of_settings), 4.2))
         places = figure.subplots(1, len(of_settings), squeeze=False)[0]
@@ -457,7 +494,8 @@ def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
             end = -1
             for first, rank in enumerate(values):
                 last = int(np.flatnonzero(values <= rank + critical)[-1])
-                if last > end:  # else a line before it joins them too
+                # Else a line before it joins them too.
+                if last > end:
                     place.plot(
                         [rank, values[last]], [first - 0.3] * 2, color=COLOURS[1], linewidth=1.5
                     )
@@ -506,7 +544,8 @@ def write_page() -> None:
         draw(complete, FIGURE)
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def read(file: Path) -> list[list[str]]:
@@ -515,7 +554,9 @@ def read(file: Path) -> list[list[str]]:
 
 
 def add(file: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Add rows to a file, each by its partition, name and seed; a row that is there already is replaced."""
+    """Add rows to a file, each by its partition, name and seed; a row that is there already is
+    replaced.
+    """
     known = {tuple(row[:3]): row for row in read(file)}
     for setting, name, seed, *numbers in rows:
         known[setting, name, str(seed)] = [

@@ -32,7 +32,9 @@ def last_accuracy(run: Run, last: int) -> float:
 
 
 def row(runs: list[Run], name: str, last: int) -> list[str]:
-    """A definition's line: of the mean of its last values, beside the mean of as many last accuracies."""
+    """A definition's line: of the mean of its last values, beside the mean of as many last
+    accuracies.
+    """
     series = [run.forgetting[name] for run in runs]
     values = np.array([values[-last:].mean() for _, values in series])
     over_runs = correlation(values, np.array([last_accuracy(run, last) for run in runs]))

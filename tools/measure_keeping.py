@@ -1,7 +1,9 @@
-"""Seconds that a run's folder costs: rounds kept one by one, and a checkpoint of many client memories.
+"""Seconds that a run's folder costs: rounds kept one by one, and a checkpoint of many client
+memories.
 
-python tools/measure_keeping.py rounds [ROUNDS]                  # 5,000, with 10 clients and 10 classes each
-python tools/measure_keeping.py memories [CLIENTS KILOBYTES]    # 20,000 of 200 kB, as of SCAFFOLD; then a tenth changes
+python tools/measure_keeping.py rounds [ROUNDS]                  # 5,000, with 10 clients and 10
+classes each python tools/measure_keeping.py memories [CLIENTS KILOBYTES]    # 20,000 of 200 kB, as
+of SCAFFOLD; then a tenth changes
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def a_round(number: int, clients: range, memories: Mapping[int, Any]) -> Round:
 
 
 def memory(client: int, round: int, kilobytes: int) -> Any:
-    """As the workers hold it: SCAFFOLD's control variate, with the shapes of a small network's parameters."""
+    """As the workers hold it: SCAFFOLD's control variate, with the shapes of a small network's
+    parameters.
+    """
     values = np.random.default_rng((client, round)).standard_normal(kilobytes * 250, np.float32)
     shares = np.split(
         values, [kilobytes, 3 * kilobytes, 10 * kilobytes, 200 * kilobytes, 240 * kilobytes]

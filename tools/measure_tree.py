@@ -2,10 +2,11 @@
 
     python tools/measure_tree.py [--nodes 3] [--mbit 200] [--rounds 3]
 
-Raylets on this machine: the head's, without actors, and others in network namespaces of their own; each link passes so
-many megabits per second in each direction. Rounds of 24 clients of 8 images with a model of 45 MB, so that the way of
-weights and updates is most of a round. Prints, of each way, the seconds of each round, the bytes from and to the head,
-and whether the weights have the bits of one process.
+Raylets on this machine: the head's, without actors, and others in network namespaces of their own;
+each link passes so many megabits per second in each direction. Rounds of 24 clients of 8 images
+with a model of 45 MB, so that the way of weights and updates is most of a round. Prints, of each
+way, the seconds of each round, the bytes from and to the head, and whether the weights have the
+bits of one process.
 """
 
 import argparse
@@ -24,7 +25,8 @@ import rayfed
 from rayfed.rounds import tasks
 from rayfed.runtime.session import OUR_RAY
 
-FAR: list[str] = []  # the namespaces
+# The namespaces.
+FAR: list[str] = []
 GROUP = 6
 JOB: dict[str, Any] = {
     "method": "fedavg",
@@ -71,7 +73,8 @@ def slow_links(mbit: int) -> Iterator[None]:
     finally:
         for name in FAR:
             sh(
-                f"ip netns pids {name} | xargs --no-run-if-empty kill -9; ip netns delete {name} || true"
+                f"ip netns pids {name} | xargs --no-run-if-empty kill -9; ip netns delete {name} "
+                "|| true"
             )
         sh("ip link delete rayfed-br")
 
@@ -125,7 +128,8 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks.GROUP = GROUP
     FAR.extend(f"rayfed-far{number}" for number in range(arguments.nodes))
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # the network is this machine's own
+    # The network is this machine's own.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
     with (
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
         slow_links(arguments.mbit),
@@ -135,7 +139,8 @@ def main() -> None:
                 tasks.MOST_BYTES = most_bytes
                 on_ray = {"address": address, "actors": arguments.nodes}
                 name, before = f"tree/{way.replace(' ', '-')}", passed()
-                played(f"{name}-begun", folder, 1, on_ray)  # what a run sends beside its rounds
+                # What a run sends beside its rounds.
+                played(f"{name}-begun", folder, 1, on_ray)
                 begun, rounds = passed(), arguments.rounds + 1
                 result = played(f"{name}-ray", folder, rounds, on_ray)
                 one = [after - then for after, then in zip(begun, before, strict=True)]
@@ -145,12 +150,12 @@ def main() -> None:
                 )
                 here = played(f"{name}-off", folder, rounds, {"mode": "off"}).weights
                 same = all(torch.equal(value, here[key]) for key, value in result.weights.items())
-                seconds = result.rounds.column("seconds").to_pylist()[
-                    1:-1
-                ]  # the last round is evaluated too
+                # The last round is evaluated too.
+                seconds = result.rounds.column("seconds").to_pylist()[1:-1]
                 times = ", ".join(f"{each:.1f}" for each in seconds)
                 print(
-                    f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; same bits: {same}"
+                    f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; "
+                    f"same bits: {same}"
                 )
 
 

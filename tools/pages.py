@@ -1,4 +1,6 @@
-"""What the tools share that make pages of the documentation: texts at their places, figures, an error as one line."""
+"""What the tools share that make pages of the documentation: texts at their places, figures, an
+error as one line.
+"""
 
 import re
 import sys
@@ -29,7 +31,9 @@ def put(page: str, texts: Mapping[str, str]) -> str:
 
 
 def to_svg(figure: Figure, path: Path) -> None:
-    """Write a figure: the same bytes for the same numbers, and its ink in a grey that is seen on dark pages too."""
+    """Write a figure: the same bytes for the same numbers, and its ink in a grey that is seen on
+    dark pages too.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": path.stem}):
         figure.savefig(path, format="svg", metadata=METADATA)
@@ -39,7 +43,9 @@ def to_svg(figure: Figure, path: Path) -> None:
 
 
 def refuse_another_job(run: Path, *files: Path) -> None:
-    """Raise `InputError` where a run is none of these job files', wherever its data lie and it was played."""
+    """Raise `InputError` where a run is none of these job files', wherever its data lie and it was
+    played.
+    """
     tables = read_toml(run / "job.toml")
     cell = next(
         (cell for file in files for cell in expand(read_toml(file)) if cell.name == tables["name"]),
@@ -47,7 +53,8 @@ def refuse_another_job(run: Path, *files: Path) -> None:
     )
     if cell is None:
         raise InputError(
-            f"'{run}' is no run of {' or '.join(file.name for file in files)}: no run there has its name"
+            f"'{run}' is no run of {' or '.join(file.name for file in files)}: no run there has "
+            "its name"
         )
     places = {
         "ray": tables["ray"],

@@ -2,7 +2,8 @@
 
     python tools/picture_report.py runs/quickstart/report.html docs/report/quickstart
 
-writes docs/report/quickstart-1280-light.png, and so on: the top of the page, as high as --height says.
+writes docs/report/quickstart-1280-light.png, and so on: the top of the page, as high as --height
+says.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from PIL import Image
 
-SIZES = {1280: 1500, 390: 2200}  # width -> height, in pixels
-SCHEMES = {"light": 1, "dark": 0}  # Chromium's numbers
+# Width -> height, in pixels.
+SIZES = {1280: 1500, 390: 2200}
+# Chromium's numbers.
+SCHEMES = {"light": 1, "dark": 0}
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -52,9 +55,8 @@ def picture(browser: str, page: Path, width: int, height: int, scheme: str, path
             sys.exit(f"no picture: {done.stderr[-2000:]}")
         with Image.open(shot) as image:
             top = image.convert("RGB").crop((0, 0, width, height))
-            few = top.quantize(
-                256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-            )  # a third of the bytes
+            # A third of the bytes.
+            few = top.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
             few.save(path, optimize=True)
 
 

@@ -1,4 +1,5 @@
-"""Run the notebooks in docs/notebooks, and keep their outputs in them, with nothing of this machine.
+"""Run the notebooks in docs/notebooks, and keep their outputs in them, with nothing of this
+machine.
 
 python tools/run_notebook.py              all
 python tools/run_notebook.py figure       docs/notebooks/figure.ipynb
@@ -24,7 +25,8 @@ def executed(path: Path, folder: Path | str) -> nbformat.NotebookNode:
         notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
-    notebook.metadata.language_info = {"name": "python"}  # without the version
+    # Without the version.
+    notebook.metadata.language_info = {"name": "python"}
     return notebook
 
 

@@ -3,10 +3,11 @@
     python tools/simulate_scale.py            the table of docs/scale.md
     python tools/simulate_scale.py --measure  the costs of additions, on this machine
 
-A discrete-event simulation of one round: the real rules cut the cohort into tasks and these into groups
-(`rayfed/rounds/tasks.py`); idle actors take what is to be added first, and then the tasks in their order; sums and
-memories cross the links of their receivers, one after the other; the driver adds what it gets. It leaves out the
-survey, lost work, the sending of memories to clients, and other traffic on the links.
+A discrete-event simulation of one round: the real rules cut the cohort into tasks and these into
+groups (`rayfed/rounds/tasks.py`); idle actors take what is to be added first, and then the tasks in
+their order; sums and memories cross the links of their receivers, one after the other; the driver
+adds what it gets. It leaves out the survey, lost work, the sending of memories to clients, and
+other traffic on the links.
 """
 
 import argparse
@@ -28,14 +29,23 @@ MB, GBIT = 1e6, 1e9 / 8
 
 @dataclass(frozen=True)
 class Costs:
-    """What the work takes beside training. Measured on one core of the machine that docs/scale.md names."""
+    """What the work takes beside training.
 
-    call: float = 0.0010  # seconds of the driver to hand out a call and take its answer
-    add_float32: float = 0.31e-9  # seconds per byte of one client's summands, as they are
-    add_float64: float = 0.18e-9  # seconds per byte of a task's sum, which has twice the bytes
-    link: float = 10 * GBIT  # bytes per second into a node
-    per_node: int = 8  # actors, which share one copy of the weights
-    evaluation: float = 3.0  # seconds of one actor for the whole test set, in at most ten pieces
+    Measured on one core of the machine that docs/scale.md names.
+    """
+
+    # Seconds of the driver to hand out a call and take its answer.
+    call: float = 0.0010
+    # Seconds per byte of one client's summands, as they are.
+    add_float32: float = 0.31e-9
+    # Seconds per byte of a task's sum, which has twice the bytes.
+    add_float64: float = 0.18e-9
+    # Bytes per second into a node.
+    link: float = 10 * GBIT
+    # Actors, which share one copy of the weights.
+    per_node: int = 8
+    # Seconds of one actor for the whole test set, in at most ten pieces.
+    evaluation: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,17 @@ class Outcome:
     """A simulated round."""
 
     tasks: int
-    sums: int  # that the driver gets
+    # That the driver gets.
+    sums: int
     seconds: float
-    ideal: float  # seconds, if all actors worked all the time and the driver took none
-    driver: float  # share of the round in which the driver's process works
-    link: float  # share of the round in which its link is busy
-    waiting: float  # bytes of sums that are finished and not yet added, at most
+    # Seconds, if all actors worked all the time and the driver took none.
+    ideal: float
+    # Share of the round in which the driver's process works.
+    driver: float
+    # Share of the round in which its link is busy.
+    link: float
+    # Bytes of sums that are finished and not yet added, at most.
+    waiting: float
 
 
 def simulate(
@@ -63,13 +78,15 @@ def simulate(
 ) -> Outcome:
     """One round of clients whose sizes spread by a factor of about three around 600 images.
 
-    `update` and `memory` are bytes per client. Without `tree` the driver gets each task's sum, and all memories.
+    `update` and `memory` are bytes per client. Without `tree` the driver gets each task's sum, and
+    all memories.
     """
     sizes = np.random.default_rng(0).lognormal(np.log(600), 0.5, cohort).astype(int) + 1
     tasks = cut(dict(enumerate(sizes.tolist())), Training())
     per_image = client_seconds / float(sizes.mean())
     trained = [per_image * float(sizes[list(task)].sum()) for task in tasks]
-    held = [update if len(task) == 1 else 2 * update for task in tasks]  # bytes of a task's sum
+    # Bytes of a task's sum.
+    held = [update if len(task) == 1 else 2 * update for task in tasks]
     rate = [costs.add_float32 if len(task) == 1 else costs.add_float64 for task in tasks]
     remembered = [memory * len(task) for task in tasks]
     groups = grouped(tasks, int(update)) if tree else [[task] for task in tasks]
@@ -79,20 +96,25 @@ def simulate(
     direct = len(groups) == len(tasks)
 
     nodes = -(-actors // costs.per_node)
-    # Each node fetches the weights from the driver's; Ray may take copies that other nodes have by then.
+    # Each node fetches the weights from the driver's; Ray may take copies that other nodes have by
+    # then.
     sent = nodes * update / costs.link
-    evaluated = costs.evaluation / min(10, actors)  # by the first actors, before they train
+    # By the first actors, before they train.
+    evaluated = costs.evaluation / min(10, actors)
     idle = [(sent + (evaluated if actor < 10 else 0.0), actor) for actor in range(actors)]
     heapq.heapify(idle)
-    links = [sent] * nodes  # when the link into a node is free; the driver's is apart
+    # When the link into a node is free; the driver's is apart.
+    links = [sent] * nodes
     waiting_tasks, to_add = deque(range(len(tasks))), list[tuple[float, int]]()
     missing = [len(group) for group in members]
-    running = list[
-        tuple[float, int, int, bool]
-    ]()  # when a call ends, the actor, the task or group, whether it adds
-    ready = dict[int, float]()  # group -> when its sum is there for the driver
-    changes = list[tuple[float, float]]()  # of the bytes that wait
-    handed = 0.0  # until when the driver hands out calls
+    # When a call ends, the actor, the task or group, whether it adds.
+    running = list[tuple[float, int, int, bool]]()
+    # Group -> when its sum is there for the driver.
+    ready = dict[int, float]()
+    # Of the bytes that wait.
+    changes = list[tuple[float, float]]()
+    # Until when the driver hands out calls.
+    handed = 0.0
 
     def start(now: float, actor: int) -> None:
         nonlocal handed
@@ -116,7 +138,8 @@ def simulate(
 
     while len(ready) < len(groups):
         while idle and (to_add or waiting_tasks):
-            if to_add:  # on the node whose link is free first
+            # On the node whose link is free first.
+            if to_add:
                 idle.sort(key=lambda one: (links[one[1] // costs.per_node], one))
                 start(*idle.pop(0))
                 heapq.heapify(idle)
@@ -166,7 +189,8 @@ def simulate(
 def table(costs: Costs, client_seconds: float) -> str:
     """The table of docs/scale.md, in Markdown."""
     lines = [
-        "| update | memory | cohort | actors | tasks | sums | seconds | ideal | driver | link | waiting | one by one |",
+        "| update | memory | cohort | actors | tasks | sums | seconds | ideal | driver | link | "
+        "waiting | one by one |",
         "|---" * 12 + "|",
     ]
     clusters = ((100, 2), (100, 100), (1000, 100), (1000, 1000), (10_000, 1000), (1_000_000, 1000))
@@ -199,7 +223,9 @@ def table(costs: Costs, client_seconds: float) -> str:
 
 
 def measure() -> None:
-    """Print the seconds per byte of additions; no summand is in a cache, as none is that comes from a network."""
+    """Print the seconds per byte of additions; no summand is in a cache, as none is that comes from
+    a network.
+    """
     torch.set_num_threads(1)
     kinds = {"float32": [torch.rand(1_650_000) for _ in range(40)]}
     kinds["float64"] = [each.double() for each in kinds["float32"]]
@@ -215,7 +241,8 @@ def measure() -> None:
                 seconds.append(time.perf_counter() - began)
         took = float(np.median(seconds))
         print(
-            f"add_{name}: {took / tensors[0].nbytes * 1e9:.2f}e-9 seconds per byte ({took * 1e3:.1f} ms)"
+            f"add_{name}: {took / tensors[0].nbytes * 1e9:.2f}e-9 seconds per byte "
+            f"({took * 1e3:.1f} ms)"
         )
 
 

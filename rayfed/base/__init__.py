@@ -1,1 +1,3 @@
-"""The ground: errors, checked values, seeds, isolation of hooks, files, a note for the parent process."""
+"""The ground: errors, checked values, seeds, isolation of hooks, files, a note for the parent
+process.
+"""

@@ -13,13 +13,17 @@ T = TypeVar("T")
 
 
 def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Call the function in a thread of its own. Unlike a pool's thread, it does not hold up the end of the process."""
+    """Call the function in a thread of its own.
+
+    Unlike a pool's thread, it does not hold up the end of the process.
+    """
     future: Future[T] = Future()
 
     def call() -> None:
         try:
             future.set_result(function(*args, **kwargs))
-        except BaseException as error:  # it is raised where the result is wanted
+        except BaseException as error:
+            # It is raised where the result is wanted.
             future.set_exception(error)
 
     threading.Thread(target=copy_context().run, args=[call], daemon=True, name=NAME).start()
@@ -27,5 +31,8 @@ def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future
 
 
 def is_working() -> bool:
-    """Whether such a thread has not ended. In C++ code, as PyTorch's, it aborts a process whose interpreter ends."""
+    """Whether such a thread has not ended.
+
+    In C++ code, as PyTorch's, it aborts a process whose interpreter ends.
+    """
     return any(thread.name == NAME for thread in threading.enumerate())

@@ -1,8 +1,8 @@
 """The code of the user's modules: as it was imported, and as the files have it now.
 
-Python imports a module once, and its file may be edited afterwards. Then the file is not the code that runs. A run
-records the files, so it begins only where they are the code that runs; and it sends that code to its actors, which may
-be started hours later.
+Python imports a module once, and its file may be edited afterwards. Then the file is not the code
+that runs. A run records the files, so it begins only where they are the code that runs; and it
+sends that code to its actors, which may be started hours later.
 """
 
 import ast
@@ -17,7 +17,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-SLACK = 2.0  # seconds by which the clock of a file's system may differ
+# Seconds by which the clock of a file's system may differ.
+SLACK = 2.0
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 ABSENT = object()
 
@@ -32,7 +33,8 @@ class Source:
 
 
 def edited(module: ModuleType, content: bytes) -> str:
-    """What of an imported module is not as the content of its file has it, in words; '' where nothing is.
+    """What of an imported module is not as the content of its file has it, in words; '' where
+    nothing is.
 
     A change of comments or of empty lines is none.
     """
@@ -56,7 +58,9 @@ def edited(module: ModuleType, content: bytes) -> str:
 
 
 def _may_be_newer(file: str) -> bool:
-    """Whether a file may have been written since this process began: no module was imported before that."""
+    """Whether a file may have been written since this process began: no module was imported before
+    that.
+    """
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(

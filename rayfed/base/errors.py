@@ -13,9 +13,12 @@ from typing import Any
 from urllib.parse import unquote
 
 STOPPED = 130
-LONGEST = 200  # characters of a value in a message
-MANY = 40  # names in a message
-# In an address: a key as the user; a password, even with / in it, but no port (S3 has none); the same in a parameter.
+# Characters of a value in a message.
+LONGEST = 200
+# Names in a message.
+MANY = 40
+# In an address: a key as the user; a password, even with / in it, but no port (S3 has none); the
+# same in a parameter.
 WITH_PASSWORD = re.compile(
     r"(?s)((?:https?|s3[an]?|ray|hf)://(?=[^/?#]+@)|s3[an]?://(?=[^/?#@\s]*:)|://(?=[^/?#:\s]*:(?!\d*(?:[/?#]|$)))"
     r"|[?&;#][^=&\s]*=(?=[^&\s:/@]*:[^&\s/@]+@))[^@\s]*(?=@)"
@@ -25,15 +28,16 @@ WITH_SECRET = re.compile(
     r"|auth|key|pass|pwd|sig)=)"
     r"[^&\s'\"]*"
 )
-CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that words need (of Persian, of emojis)
+# Unicode's Cc, Cf, Cs, Zl and Zp, without those that words need (of Persian, of emojis).
+CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
 PACKAGE = Path(__file__).parents[1]
-FRAME = re.compile(
-    r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*'
-)  # of a traceback, perhaps of this package
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
+# Of a traceback, perhaps of this package.
+FRAME = re.compile(r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*')
+# Of terminals.
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class InputError(ValueError):
@@ -57,7 +61,8 @@ class RunFailed(RuntimeError):
 
     def __init__(self, message: str, client: int | None = None, round: int | None = None) -> None:
         super().__init__(message)
-        self.client, self.round = client, round  # at which it failed, if it was at one
+        # At which it failed, if it was at one.
+        self.client, self.round = client, round
 
 
 class Diverged(RunFailed):
@@ -65,7 +70,10 @@ class Diverged(RunFailed):
 
 
 class BrokenContract(RunFailed):
-    """Code of the user's gave what it must not give. Its message says all: no traceback leads there."""
+    """Code of the user's gave what it must not give.
+
+    Its message says all: no traceback leads there.
+    """
 
 
 class ClientFailed(RunFailed):
@@ -75,7 +83,8 @@ class ClientFailed(RunFailed):
 class Resumable(RunFailed):
     """The run can continue from its last checkpoint."""
 
-    exit_code = 75  # EX_TEMPFAIL in sysexits.h: a temporary failure, try again
+    # EX_TEMPFAIL in sysexits.h: a temporary failure, try again.
+    exit_code = 75
 
 
 class WorkersLost(Resumable):
@@ -83,7 +92,9 @@ class WorkersLost(Resumable):
 
 
 class KilledActors(WorkersLost):
-    """A piece of work whose actor died, or did not answer, each time that it was tried; `how` says which."""
+    """A piece of work whose actor died, or did not answer, each time that it was tried; `how` says
+    which.
+    """
 
     def __init__(
         self,
@@ -102,7 +113,9 @@ class Unwritable(Resumable):
 
 
 class Locked(Resumable):
-    """Another process writes to the run's folder, or a machine that is lost had it and its lock has not run out."""
+    """Another process writes to the run's folder, or a machine that is lost had it and its lock has
+    not run out.
+    """
 
 
 class ClusterLost(RuntimeError):
@@ -116,7 +129,10 @@ class Torn(ValueError):
 
 
 class NotSummable(ValueError):
-    """A summand holds a value of a kind that cannot be added, such as text. A NaN is another matter."""
+    """A summand holds a value of a kind that cannot be added, such as text.
+
+    A NaN is another matter.
+    """
 
 
 class Unlike(ValueError):
@@ -130,7 +146,8 @@ class Restarted(RuntimeError):
 def first_line(error: BaseException) -> str:
     """What an error says first; of an error without text, its type.
 
-    A sentence that goes on in the next line, such as "To fix this, either:", is left out; an only one is whole.
+    A sentence that goes on in the next line, such as "To fix this, either:", is left out; an only
+    one is whole.
 
     >>> first_line(ValueError("It is closed. To fix this, either:\\n- open it")), first_line(ValueError())
     ('It is closed.', 'ValueError')
@@ -146,7 +163,9 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """Which of the valid names a wrong one probably means; '' if none is near. `cutoff`: 1 for equal names alone.
+    """Which of the valid names a wrong one probably means; '' if none is near.
+
+    `cutoff`: 1 for equal names alone.
 
     >>> nearest("Fednt", ["fedavg", "fedntd"]), nearest("zzz", ["fedavg"])
     ('fedntd', '')
@@ -157,7 +176,8 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
-    """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid names.
+    """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid
+    names.
 
     More than forty valid names are only counted.
 
@@ -182,16 +202,17 @@ def explained(error: Exception) -> str:
     if isinstance(error, InputError):
         text = str(error)
     elif type(error).__module__.partition(".")[0] == "rayfed":
-        text = "\n".join(
-            [without_ours(str(error)), *getattr(error, "__notes__", [])]
-        )  # where the results so far are
+        # Where the results so far are.
+        text = "\n".join([without_ours(str(error)), *getattr(error, "__notes__", [])])
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
     return cut(masked(f"error: {text}"))
 
 
 def without_ours(text: str) -> str:
-    """A text with a traceback, without the frames of this package where others are in it; the log has all."""
+    """A text with a traceback, without the frames of this package where others are in it; the log
+    has all.
+    """
     others = FRAME.sub(lambda frame: "" if (PACKAGE / frame[1]).is_file() else frame[0], text)
     return others if '  File "' in others else text
 
@@ -205,7 +226,11 @@ def cut(text: str, limit: int = 10_000) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out here ...\n{text[-half:]}"
+    return (
+        f"{text[:half]}\n"
+        f"... {len(text) - 2 * half:,} characters are left out here ...\n"
+        f"{text[-half:]}"
+    )
 
 
 def uncoloured(text: str) -> str:
@@ -223,7 +248,8 @@ def masked(text: str) -> str:
 
 
 def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
-    """Raises `InputError`, without the secret, where a text in a value is an address with a password or a key.
+    """Raises `InputError`, without the secret, where a text in a value is an address with a
+    password or a key.
 
     `key` is that of a job file; without it, the message says of which kind the value is.
     """
@@ -239,14 +265,16 @@ def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
             scheme = re.split(r"[^\w+.-]", unquote(item).partition("://")[0].lower())[-1]
             place = f"{key} = '{scheme}://...'" if key else f"the {kind} '{scheme}://...'"
             raise InputError(
-                f"{place}: the key or password in it would be shown in reports, in the job's files and in lists of "
-                "processes; give the address without it, and set what its service reads, such as AWS_ACCESS_KEY_ID "
-                "and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN, RAY_AUTH_TOKEN"
+                f"{place}: the key or password in it would be shown in reports, in the job's files "
+                "and in lists of processes; give the address without it, and set what its service "
+                "reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN, RAY_AUTH_TOKEN"
             )
 
 
 def harmless(text: str) -> str:
-    """A text without colours; what else would steer a terminal or a page is spelled out, but ends of lines and tabs.
+    """A text without colours; what else would steer a terminal or a page is spelled out, but ends
+    of lines and tabs.
 
     >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07"), harmless("b\\u202e")
     ('ared\\\\x1b]0;title\\\\x07', 'b\\\\u202e')
@@ -270,11 +298,13 @@ def told(value: Any) -> str:
     >>> told(object()), told(len), told("x" * 1000) == repr("x" * 200) + "..."
     ('an object of the class builtins.object', 'builtins.len', True)
     """
-    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):  # a generator has no module
+    # A generator has no module.
+    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
         return f"{value.__module__}.{value.__qualname__}"
     if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
         return f"an object of the class {told(type(value))}"
     if isinstance(value, str) and len(value) > LONGEST:
         return repr(value[:LONGEST]) + "..."
-    text = str(value).lower() if isinstance(value, bool) else repr(value)  # as TOML has it
+    # As TOML has it.
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

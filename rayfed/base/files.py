@@ -12,25 +12,30 @@ from typing import BinaryIO
 
 from rayfed.base.errors import InputError, Unwritable
 
+# Errors of a disk that may be gone the next time.
 PASSING = (
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EIO,
     errno.ESTALE,
-)  # errors of a disk that may be gone the next time
+)
 
 STANDARD_LIBRARY = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 
 
 def is_installed(file: str) -> bool:
-    """Whether a module's file is Python's own, or a package's: of this environment, or of another that it uses."""
+    """Whether a module's file is Python's own, or a package's: of this environment, or of another
+    that it uses.
+    """
     return (
         "/site-packages/" in file or "/dist-packages/" in file or file.startswith(STANDARD_LIBRARY)
     )
 
 
 def open_regular(path: Path | str, flags: int, mode: int = 0o666) -> int:
-    """A descriptor as `os.open` gives it, of a regular file; links are followed to read only. Raises OSError.
+    """A descriptor as `os.open` gives it, of a regular file; links are followed to read only.
+
+    Raises OSError.
 
     To open a pipe would wait for ever, and to write through a link would change another file.
     """
@@ -50,7 +55,9 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def writing_to(place: Path | str) -> Iterator[None]:
-    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else `InputError`."""
+    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else
+    `InputError`.
+    """
     try:
         yield
     except OSError as error:
@@ -60,22 +67,24 @@ def writing_to(place: Path | str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file beside `path`. On success it is renamed to `path`; on failure it is deleted."""
-    aside = path.with_name(
-        f".{path.name}.tmp"
-    )  # readers of a dataset pass over names with a leading dot
+    """Yield a new file beside `path`.
+
+    On success it is renamed to `path`; on failure it is deleted.
+    """
+    # Readers of a dataset pass over names with a leading dot.
+    aside = path.with_name(f".{path.name}.tmp")
     try:
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
-        aside.unlink(
-            missing_ok=True
-        )  # of a killed run; or a link, and nothing is written through one
+        # Of a killed run; or a link, and nothing is written through one.
+        aside.unlink(missing_ok=True)
         with aside.open("xb") as file:
             yield file
         try:
             os.replace(aside, path)
         except IsADirectoryError:
-            path.rmdir()  # only if it is empty
+            # Only if it is empty.
+            path.rmdir()
             os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -88,13 +97,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, *content: bytes) -> None:
-    """Write a file, or replace it whole. It outlives a power cut. Its content may be in pieces, which takes no copy."""
+    """Write a file, or replace it whole.
+
+    It outlives a power cut. Its content may be in pieces, which takes no copy.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself lies in the folder
+    # The new name itself lies in the folder.
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

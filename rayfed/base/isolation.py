@@ -1,14 +1,15 @@
 """A run computes as a new process would, and leaves nothing behind in the process that runs it.
 
-A script, a notebook or a module at its import may have changed torch's settings, and a hook may do so in a run. Then
-the results would depend on who has called rayfed, or on which worker served which client. So each setting that can
-change a bit has its usual value while a run computes: the value that it has in a new process, such as that of
-`rayfed run`. It has its own value again afterwards.
+A script, a notebook or a module at its import may have changed torch's settings, and a hook may do
+so in a run. Then the results would depend on who has called rayfed, or on which worker served which
+client. So each setting that can change a bit has its usual value while a run computes: the value
+that it has in a new process, such as that of `rayfed run`. It has its own value again afterwards.
 
-None of these settings is a choice of the experiment. What an experiment chooses is in its job: `train.precision` (bf16
-and TF32), `ray.num_cpus` (threads). A model that wants another dtype converts its own weights and inputs. On a GPU the
-usual values are those with which CUDA gives the same bits each time. Warnings and the log change no bits: they stay as
-they are. So do variables of the environment, which torch reads when it is imported.
+None of these settings is a choice of the experiment. What an experiment chooses is in its job:
+`train.precision` (bf16 and TF32), `ray.num_cpus` (threads). A model that wants another dtype
+converts its own weights and inputs. On a GPU the usual values are those with which CUDA gives the
+same bits each time. Warnings and the log change no bits: they stay as they are. So do variables of
+the environment, which torch reads when it is imported.
 """
 
 import logging
@@ -35,13 +36,16 @@ from rayfed.base.errors import InputError
 
 log = logging.getLogger(__name__)
 
-TINY = sys.float_info.min  # half of it is denormal
-KEPT = object()  # in place of a usual value: the setting is only restored
+# Half of it is denormal.
+TINY = sys.float_info.min
+# In place of a usual value: the setting is only restored.
+KEPT = object()
 
-# torch 2.9 and later has a precision for each kind of operation. torch 2.7 and 2.8 has only the older
-# switches. What asks for this name can go once pyproject.toml asks for torch 2.9.
+# torch 2.9 and later has a precision for each kind of operation. torch 2.7 and 2.8 has only the
+# older switches. What asks for this name can go once pyproject.toml asks for torch 2.9.
 HAS_PRECISIONS = hasattr(torch.backends.cudnn, "conv")
-# Where torch keeps how it may round float32: for all operations, for a library, for one operation of a library.
+# Where torch keeps how it may round float32: for all operations, for a library, for one operation
+# of a library.
 PRECISIONS = (
     ("generic", "all"),
     ("cuda", "all"),
@@ -55,7 +59,8 @@ PRECISIONS = (
 )
 ROUNDED = PRECISIONS if HAS_PRECISIONS else ()
 Rounding = tuple[str | None, bool | None, tuple[str, ...]]
-# torch's older switches for products and for cuDNN, and the newer ones in the order of `PRECISIONS`.
+# torch's older switches for products and for cuDNN, and the newer ones in the order of
+# `PRECISIONS`.
 _USUAL = ("none", "none", "tf32", "tf32", "none", "none", "none", "none", "none")
 _ON_GPU = ("none", "none", "ieee", "ieee", "ieee", "none", "none", "none", "ieee")
 USUAL_ROUNDING: Rounding = ("highest", True, _USUAL[: len(ROUNDED)])
@@ -69,8 +74,10 @@ class Setting:
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    usual: Any = KEPT  # as in a new process
-    on_gpu: Any = KEPT  # where the work is done on a GPU and the usual value is another there
+    # As in a new process.
+    usual: Any = KEPT
+    # Where the work is done on a GPU and the usual value is another there.
+    on_gpu: Any = KEPT
 
 
 def _attribute(owner: Any, name: str, usual: Any, on_gpu: Any = KEPT) -> Setting:
@@ -124,7 +131,9 @@ def _set_determinism(value: tuple[bool, bool]) -> None:
 
 
 def _rounding() -> Rounding:
-    """The older switches are None where torch refuses to tell, as the newer ones disagree with them."""
+    """The older switches are None where torch refuses to tell, as the newer ones disagree with
+    them.
+    """
     try:
         of_products: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -170,7 +179,9 @@ def _autocast_depth() -> int:
 
 
 def _set_autocast_depth(value: int) -> None:
-    """Within a context of autocast, torch keeps weights that it has cast, also those that have changed since."""
+    """Within a context of autocast, torch keeps weights that it has cast, also those that have
+    changed since.
+    """
     torch.clear_autocast_cache()
     while _autocast_depth() > value:
         torch.autocast_decrement_nesting()
@@ -281,29 +292,33 @@ def set_usual(device: torch.device) -> None:
             setting.write(wanted)
 
 
-_running = threading.Lock()  # held by the thread whose run is under way in this process
-_holder = ""  # what that run is called
+# Held by the thread whose run is under way in this process.
+_running = threading.Lock()
+# What that run is called.
+_holder = ""
 _holding_thread: int | None = None
 
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Compute as in a process of its own: with torch's usual settings, and with no other run at the same time.
+    """Compute as in a process of its own: with torch's usual settings, and with no other run at the
+    same time.
 
-    Generators and most settings belong to the process. So where another thread's run is under way, this one waits for
-    its end, and says so. Raises `InputError` where this thread itself is in a run. At the end everything is as before,
-    except the environment.
+    Generators and most settings belong to the process. So where another thread's run is under way,
+    this one waits for its end, and says so. Raises `InputError` where this thread itself is in a
+    run. At the end everything is as before, except the environment.
     """
     global _holder, _holding_thread
     if _holding_thread == threading.get_ident():
         raise InputError(
-            f"{name} cannot begin within {_holder}, which is under way in this thread: both would use this process's "
-            "generators and settings; begin it before or after, or in a process of its own (subprocess)"
+            f"{name} cannot begin within {_holder}, which is under way in this thread: both would "
+            "use this process's generators and settings; begin it before or after, or in a process "
+            "of its own (subprocess)"
         )
     if not _running.acquire(blocking=False):
         log.warning(
-            "%s waits for the end of %s, which is under way in another thread of this process; to have runs at the "
-            "same time, give each a process of its own, or make them a grid",
+            "%s waits for the end of %s, which is under way in another thread of this process; to "
+            "have runs at the same time, give each a process of its own, or make them a grid",
             name,
             _holder,
         )
@@ -319,7 +334,9 @@ def alone(name: str) -> Iterator[None]:
 
 @contextmanager
 def _usual() -> Iterator[None]:
-    """Usual settings for the context, and no modes; at the end everything is as before, except the environment."""
+    """Usual settings for the context, and no modes; at the end everything is as before, except the
+    environment.
+    """
     with ExitStack() as stack:
         # Gradients cannot be computed in inference mode, whatever the setting of gradients is.
         stack.enter_context(torch.inference_mode(False))
@@ -357,7 +374,9 @@ def _without_modes() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads, afterwards with the number before: it can change the last bits of a sum."""
+    """Compute with `count` threads, afterwards with the number before: it can change the last bits
+    of a sum.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -369,8 +388,8 @@ def threads(count: int) -> Iterator[None]:
 def set_tf32(on: bool) -> None:
     """Whether CUDA may round the factors of float32 products to TF32, which keeps 10 bits of 23.
 
-    torch has two sets of switches for it: the newer overrules the older, but raises an error where they disagree.
-    torch 2.7 and 2.8 has only the older set.
+    torch has two sets of switches for it: the newer overrules the older, but raises an error where
+    they disagree. torch 2.7 and 2.8 has only the older set.
     """
     backends: Any = torch.backends
     backends.cudnn.allow_tf32 = on
@@ -396,7 +415,8 @@ def in_tf32(on: bool) -> Iterator[None]:
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed Python's, NumPy's and torch's generators; those of other devices are left alone."""
     random.seed(seed)
-    # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
+    # By a list: from one number NumPy's generator would give the stream of torch's, as both are
+    # Mersenne Twisters.
     np.random.seed([1, seed % 2**32, seed >> 32])
     # torch.manual_seed takes a millisecond: it asks every kind of device
     torch.default_generator.manual_seed(seed)
@@ -410,8 +430,9 @@ def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterato
 
     So are restored torch's hooks and modes, and the environment.
 
-    With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long for them, and the
-    gradients of a client with few classes are soon so small. torch sets that for the calling thread alone.
+    With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long
+    for them, and the gradients of a client with few classes are soon so small. torch sets that for
+    the calling thread alone.
     """
     before = [setting.read() for setting in SETTINGS]
     devices = [device] if device.type == "cuda" else []

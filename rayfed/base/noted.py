@@ -1,13 +1,17 @@
-"""A note for the parent process of what a run is at: it outlives the run, which any code may end without a word."""
+"""A note for the parent process of what a run is at: it outlives the run, which any code may end
+without a word.
+"""
 
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIZE = 8192  # bytes
+# Bytes
+SIZE = 8192
 # What is noted while a Ray is started: if that ends the process, it would do so again.
 STARTING = "the start of Ray"
-_shared = mmap.mmap(-1, SIZE)  # with each process that is forked from this one
+# With each process that is forked from this one.
+_shared = mmap.mmap(-1, SIZE)
 
 
 def note(run: str, work: str = "") -> None:

@@ -37,7 +37,9 @@ def joined(path: str, name: str) -> str:
 
 
 def reach(path: str, ask: Callable[[], T]) -> T:
-    """The answer of `ask`; an `InputError` that names the path where its file system does not answer."""
+    """The answer of `ask`; an `InputError` that names the path where its file system does not
+    answer.
+    """
     try:
         return ask()
     except InputError:
@@ -55,7 +57,8 @@ def exists(path: str) -> bool:
 def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     """An open file to read from. Raises OSError.
 
-    Arrow takes names in UTF-8 alone. A name on a local disk may have any bytes, as in archives of Windows.
+    Arrow takes names in UTF-8 alone. A name on a local disk may have any bytes, as in archives of
+    Windows.
     """
     if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
         with open(path, "rb", opener=open_regular) as file:
@@ -96,7 +99,9 @@ class Folder:
         return Path(self._root) if isinstance(self._fs, pafs.LocalFileSystem) else None
 
     def names(self, odd: bool = False) -> list[str]:
-        """The files in it, sorted; none where there is no folder. Half-written files are not listed.
+        """The files in it, sorted; none where there is no folder.
+
+        Half-written files are not listed.
 
         With `odd`, also what is no file, such as a folder or a pipe.
         """
@@ -116,7 +121,10 @@ class Folder:
             return bytes(stream.read())
 
     def write(self, name: str, *content: bytes) -> None:
-        """Make or replace a file. On a local disk it outlives a power cut; elsewhere its store sees to that."""
+        """Make or replace a file.
+
+        On a local disk it outlives a power cut; elsewhere its store sees to that.
+        """
         if self.local is not None:
             try:
                 return write_bytes(self.local / name, *content)

@@ -1,7 +1,8 @@
-"""Checked values from tables: frozen dataclasses, for the tables of a job file and for the parts of a method.
+"""Checked values from tables: frozen dataclasses, for the tables of a job file and for the parts of
+a method.
 
-A field's annotation holds its type, its range and a sentence. This single declaration serves as the check, the message,
-the list of keys and the documentation:
+A field's annotation holds its type, its range and a sentence. This single declaration serves as the
+check, the message, the list of keys and the documentation:
 
 >>> @dataclass(frozen=True)
 ... class Proximal(Checked):
@@ -40,17 +41,52 @@ from annotated_types import Lt as Lt
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, spelled, told
 
 T = TypeVar("T")
-NEEDED = inspect.Parameter.empty  # in place of a default
-WANTED = {  # a kind of pydantic's errors: what to give
+# In place of a default.
+NEEDED = inspect.Parameter.empty
+# A kind of pydantic's errors: what to give.
+WANTED = {
     "greater_than_equal": "{ge:.10g} or more", "greater_than": "more than {gt:.10g}",
-    "less_than_equal": "{le:.10g} or less", "less_than": "less than {lt:.10g}", "finite_number": "a finite number",
-    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "text",
-    "list_type": "a list", "dict_type": "a table", "literal_error": "{expected}", "is_instance_of": "a {class}",
+    "less_than_equal": "{le:.10g} or less", (
+        "less_than"
+    ): "less than {lt:.10g}", (
+        "finite_number"
+    ): (
+        "a finite number"
+    ),
+    "int_type": (
+        "a whole number"
+    ), (
+        "float_type"
+    ): (
+        "a number"
+    ), (
+        "bool_type"
+    ): (
+        "true or false"
+    ), (
+        "string_type"
+    ): (
+        "text"
+    ),
+    "list_type": (
+        "a list"
+    ), (
+        "dict_type"
+    ): (
+        "a table"
+    ), (
+        "literal_error"
+    ): "{expected}", (
+        "is_instance_of"
+    ): "a {class}",
 }  # fmt: skip
 
 
 class UnknownKey(InputError):
-    """A key that a table cannot have. Its arguments: the table's place, the key, and all valid keys."""
+    """A key that a table cannot have.
+
+    Its arguments: the table's place, the key, and all valid keys.
+    """
 
     def __str__(self) -> str:
         where, key, *valid = self.args
@@ -58,14 +94,16 @@ class UnknownKey(InputError):
 
 
 class Checked:
-    """A frozen dataclass that checks its fields when it is made. Raises `InputError`, with a line per mistake."""
+    """A frozen dataclass that checks its fields when it is made.
+
+    Raises `InputError`, with a line per mistake.
+    """
 
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
         for name, value in _validated(type(self), given, type(self).__name__).items():
-            object.__setattr__(
-                self, name, value
-            )  # a whole number for a float, for example, is a float now
+            # A whole number for a float, for example, is a float now.
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -74,10 +112,10 @@ class Form:
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
-    default: str = ""  # as a job file would write it
-    kinds: Mapping[str, type] | None = field(
-        default=None, hash=False
-    )  # of a table with a `name`: the known classes
+    # As a job file would write it.
+    default: str = ""
+    # Of a table with a `name`: the known classes.
+    kinds: Mapping[str, type] | None = field(default=None, hash=False)
 
 
 class PathMark:
@@ -88,17 +126,21 @@ class Key(NamedTuple):
     """A key of a job file, dotted."""
 
     name: str
-    default: Any  # NEEDED if there is none
+    # NEEDED if there is none.
+    default: Any
     sentence: str
     is_path: bool = False
-    kind: str = ""  # the name of the partition that takes this key
+    # The name of the partition that takes this key.
+    kind: str = ""
 
 
 def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **given: Any) -> T:
-    """Call `maker`, a dataclass or a function, with a table of `values`. Names, types and ranges are checked.
+    """Call `maker`, a dataclass or a function, with a table of `values`.
 
-    `given` are further arguments, unchecked, that a table cannot set. `where` is the table's place in the job file, for
-    messages. Raises `InputError`, with a line per mistake.
+    Names, types and ranges are checked.
+
+    `given` are further arguments, unchecked, that a table cannot set. `where` is the table's place
+    in the job file, for messages. Raises `InputError`, with a line per mistake.
     """
     parameters = {
         name: p for name, p in inspect.signature(maker).parameters.items() if name not in given
@@ -113,7 +155,8 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
     if missing:
         raise InputError("\n".join(_missing(maker, name, where) for name in missing))
-    # To read a special form may import torch, which takes seconds. So the mistakes elsewhere are found first.
+    # To read a special form may import torch, which takes seconds. So the mistakes elsewhere are
+    # found first.
     special = {name for name in values if _mark(maker, name, Form)}
     plain = [name for name in values if name not in special]
     ready: dict[str, Any] = {}
@@ -141,8 +184,8 @@ def table(value: Any) -> dict[str, Any]:
         elif _default(f, None) is not None:
             where = f"{type(value).__name__}.{f.name}"
             raise InputError(
-                f"{where} = None: a job cannot record None, and without a value the field has its default; make None "
-                "the default, or give another value"
+                f"{where} = None: a job cannot record None, and without a value the field has its "
+                "default; make None the default, or give another value"
             )
     return plain
 
@@ -159,7 +202,8 @@ def _recorded(cls: type, name: str, item: Any) -> Any:
 
 
 def plain_value(value: Any, where: str) -> Any:
-    """A value of a table, as JSON and TOML both have it: tuples become lists, NumPy's numbers Python's.
+    """A value of a table, as JSON and TOML both have it: tuples become lists, NumPy's numbers
+    Python's.
 
     Raises `InputError`, with `where`, for what a job cannot record.
     """
@@ -179,12 +223,16 @@ def plain_value(value: Any, where: str) -> Any:
 def _unrecorded(where: str, value: Any) -> str:
     told_value = " ".join(told(value).split())
     if isinstance(value, datetime.date | datetime.time):
-        return f"{where} = {value}: a job has no dates and times; give it as text, in quotes: '{value}'"
+        return (
+            f"{where} = {value}: a job has no dates and times; give it as text, in quotes: "
+            f"'{value}'"
+        )
     kind = type(value)
     return (
-        f"{where} = {told_value}: a job cannot record this value, of the type {told(kind)}, and so a run could not be "
-        "resumed or checked; give numbers, text, true or false, or lists and tables of these: for a function its name, "
-        "or choose among functions of your module by a text"
+        f"{where} = {told_value}: a job cannot record this value, of the type {told(kind)}, and so "
+        "a run could not be resumed or checked; give numbers, text, true or false, or lists and "
+        "tables of these: for a function its name, or choose among functions of your module by a "
+        "text"
     )
 
 
@@ -231,7 +279,8 @@ def nearest_key(name: str, keys: Iterable[Key]) -> str:
     >>> [nearest_key(name, keys) for name in ("lr", "rounds", "x")]
     ['train.lr', 'train.num_rounds', '']
     """
-    places: dict[str, str] = {}  # the last step of a key or a table: the whole of it
+    # The last step of a key or a table: the whole of it.
+    places: dict[str, str] = {}
     for key in keys:
         steps = key.name.split(".")
         for end in range(1, len(steps) + 1):
@@ -246,7 +295,9 @@ def sentence(cls: Callable[..., Any], name: str) -> str:
 
 
 def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
-    """The value with this name: one of `known`, or an importable `package.module:attribute`. Raises `InputError`.
+    """The value with this name: one of `known`, or an importable `package.module:attribute`.
+
+    Raises `InputError`.
 
     `more` is what else a message may propose.
     """
@@ -256,11 +307,11 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise InputError(
-            f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'{more}"
+            f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give "
+            f"'package.module:name'{more}"
         )
-    if (
-        module.partition(".")[0] in sys.stdlib_module_names
-    ):  # to import some of these does something, or to call them
+    # To import some of these does something, or to call them.
+    if module.partition(".")[0] in sys.stdlib_module_names:
         raise InputError(
             f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours"
         )
@@ -272,9 +323,11 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     except InputError as error:
         # A class in the module is refused. It need not be the one that is asked for.
         raise InputError(
-            f"module '{module}': {error} (until then nothing of the module can be used, such as {kind} '{name}')"
+            f"module '{module}': {error} (until then nothing of the module can be used, such as "
+            f"{kind} '{name}')"
         ) from error
-    except Exception as error:  # the user's module may raise anything
+    except Exception as error:
+        # The user's module may raise anything.
         looked = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             looked = f"; there is no {error.name}.py in this folder ({os.getcwd()})"
@@ -295,7 +348,9 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
 
 
 def _written_in(module: Any) -> list[str]:
-    """Return the public names of the functions and classes that a module defines itself, not those it imports."""
+    """Return the public names of the functions and classes that a module defines itself, not those
+    it imports.
+    """
     return [
         name
         for name, value in vars(module).items()
@@ -306,14 +361,16 @@ def _written_in(module: Any) -> list[str]:
 
 
 def _home(value: Any) -> str:
-    """The package in which something that can be called was written; `builtins` where that was not in Python."""
+    """The package in which something that can be called was written; `builtins` where that was not
+    in Python.
+    """
+    # Of a method.
     value = (
         value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)
-    )  # of a method
+    )
     value = inspect.unwrap(value)
-    written = (
-        value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
-    )  # an object with __call__
+    # An object with __call__
+    written = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
     return str(written.__module__).partition(".")[0]
 
 
@@ -367,9 +424,10 @@ def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
 
 def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values, in the types that the annotations name."""
+    # A tenth of a second to import, and `rayfed keys` needs none of it.
     from pydantic import (
         ValidationError,
-    )  # a tenth of a second to import, and `rayfed keys` needs none of it
+    )
 
     mistakes, ready = [], dict(values)
     for name, given in values.items():
@@ -390,7 +448,8 @@ def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str)
 
 
 def _of_table(maker: Callable[..., Any], name: str, value: Any, default: Any) -> Any:
-    """A value that a table writes in a plain form, as its field holds it: a tuple, a path, an Enum's member.
+    """A value that a table writes in a plain form, as its field holds it: a tuple, a path, an
+    Enum's member.
 
     `default` where that is no form of the field's type.
     """
@@ -420,7 +479,8 @@ def _adapter(maker: Callable[..., Any], name: str) -> Any:
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(maker, include_extras=True)
-    except NameError:  # a type that the user's module imports for type checkers only
+    except NameError:
+        # A type that the user's module imports for type checkers only.
         return {}
 
 
@@ -443,8 +503,12 @@ def _missing(maker: Callable[..., Any], name: str, where: str) -> str:
 
 
 def _explain(errors: Iterable[Any], where: str) -> list[str]:
-    """A line for each value that is wrong. For each type that a value may have, pydantic gives an error of its own."""
-    wanted: dict[str, list[str]] = {}  # a value: what to give in its place
+    """A line for each value that is wrong.
+
+    For each type that a value may have, pydantic gives an error of its own.
+    """
+    # A value: what to give in its place.
+    wanted: dict[str, list[str]] = {}
     for error in errors:
         steps = [str(step) for step in error["loc"] if isinstance(step, int)]
         value = f"{'.'.join([where, *steps])} = {told(error['input'])}"

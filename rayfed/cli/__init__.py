@@ -1,7 +1,7 @@
 """The command `rayfed`.
 
-`rayfed.base.errors` lists the exit codes. Everything heavy is imported by the command that needs it, so that help and
-completion answer at once.
+`rayfed.base.errors` lists the exit codes. Everything heavy is imported by the command that needs
+it, so that help and completion answer at once.
 """
 
 import gc
@@ -30,7 +30,9 @@ from rayfed.verify import command as verify
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Results lie in runs/NAME: report.html, tables as Parquet, the last weights, summary.json.",
+    epilog=(
+        "Results lie in runs/NAME: report.html, tables as Parquet, the last weights, summary.json."
+    ),
 )
 @click.version_option(__version__)
 @click.pass_context
@@ -42,13 +44,13 @@ def main(ctx: click.Context) -> None:
       rayfed run jobs/quickstart.toml                      train, on this machine
       rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
       rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
-      _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc     complete commands, options and keys; also zsh, fish
+      _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc     complete commands, options and keys; also
+                                                           zsh, fish
     """
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.append(
-            here
-        )  # for the user's own methods and models; last, as its files may have any names
+        # For the user's own methods and models; last, as its files may have any names.
+        sys.path.append(here)
     ctx.with_resource(logging_to(StderrHandler()))
 
 
@@ -62,7 +64,9 @@ for each in (
 
 
 def take_every_letter() -> None:
-    """Let standard output and error spell out what their encoding lacks, such as the ü of a class in ASCII."""
+    """Let standard output and error spell out what their encoding lacks, such as the ü of a class
+    in ASCII.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -74,9 +78,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
     take_every_letter()
     if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
-        if not sys.stderr.isatty() and not {"-h", "--help"} & {
-            *arguments
-        }:  # on a terminal, a spinner turns
+        # On a terminal, a spinner turns.
+        if not sys.stderr.isatty() and not {"-h", "--help"} & {*arguments}:
             print("reading the job", file=sys.stderr, flush=True)
     try:
         main(arguments, prog_name="rayfed")
@@ -85,4 +88,6 @@ def command(arguments: Sequence[str] | None = None) -> None:
             end_at_once(end)
         raise
     finally:
-        gc.freeze()  # or the interpreter would search all that torch has made, for half a second, before it ends
+        # Or the interpreter would search all that torch has made, for half a second, before it
+        # ends.
+        gc.freeze()

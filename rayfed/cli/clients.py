@@ -92,7 +92,9 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
 
 
 def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
-    """A line of the table for some clients, and a line after tuning, in percent; none without clients."""
+    """A line of the table for some clients, and a line after tuning, in percent; none without
+    clients.
+    """
     if not rows:
         return []
     lines = [
@@ -112,7 +114,9 @@ def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
 
 
 def numbers(in_local: Sequence[float], accuracy: Sequence[float]) -> list[str]:
-    """Mean, deviation and mean of the worst tenth over clients, of their own labels; the mean over all labels."""
+    """Mean, deviation and mean of the worst tenth over clients, of their own labels; the mean over
+    all labels.
+    """
     lowest = sorted(in_local)[: -(-len(in_local) // 10)]
     values = (mean(in_local), pstdev(in_local), mean(lowest), mean(accuracy))
     return [f"{100 * value:.1f}" for value in values]

@@ -12,8 +12,10 @@ from rayfed.base.errors import InputError, harmless, spelled
 from rayfed.screen.options import Overrides, job_argument, read_base, set_option
 from rayfed.screen.text import aligned, print_table, shown
 
-MOST_CLIENTS = 50  # in the table of `partition`
-MOST_WORDS = 20  # in a line of `data`
+# In the table of `partition`.
+MOST_CLIENTS = 50
+# In a line of `data`.
+MOST_WORDS = 20
 
 
 @click.command()
@@ -21,7 +23,8 @@ MOST_WORDS = 20  # in a line of `data`
 def methods(name: str | None) -> None:
     """List the methods, or describe one.
 
-    With the paper, and the parameters with their defaults. A job names a method, sets its values, or composes several:
+    With the paper, and the parameters with their defaults. A job names a method, sets its values,
+    or composes several:
 
     \b
       method = "fedntd"
@@ -29,7 +32,8 @@ def methods(name: str | None) -> None:
       method = ["fedlmd", { name = "proximal", mu = 0.01 }]
       method = "my_module:MyPart"     your own, in the current folder
     """
-    from rayfed.methods.registry import PARTS, RECIPES  # brings torch
+    # Brings torch.
+    from rayfed.methods.registry import PARTS, RECIPES
 
     if name is not None:
         describe(spelled(name, [*RECIPES, *PARTS]))
@@ -41,7 +45,9 @@ def methods(name: str | None) -> None:
 
 
 def summary(name: str) -> tuple[str, str, str]:
-    """A recipe's or a part's row: its name, its parameters with their defaults, and its first sentence."""
+    """A recipe's or a part's row: its name, its parameters with their defaults, and its first
+    sentence.
+    """
     from rayfed.methods.registry import document, parameters
 
     defaults = " ".join(
@@ -51,7 +57,9 @@ def summary(name: str) -> tuple[str, str, str]:
 
 
 def describe(name: str) -> None:
-    """Print the paper and the parameters of a method, of a part, or of a user's `package.module:Name`."""
+    """Print the paper and the parameters of a method, of a part, or of a user's
+    `package.module:Name`.
+    """
     from rayfed.methods.registry import document, parameters
 
     if paper := document(name):
@@ -79,7 +87,8 @@ def default_text(value: Any) -> str:
 def keys(prefix: str) -> None:
     """List the keys of a job file, with defaults and meaning.
 
-    With a PREFIX, only the keys that begin with it. Every key can be set from the command line: -s KEY=VALUE.
+    With a PREFIX, only the keys that begin with it. Every key can be set from the command line: -s
+    KEY=VALUE.
 
     \b
     Examples:
@@ -92,9 +101,8 @@ def keys(prefix: str) -> None:
     from rayfed.grid.cells import Grid
     from rayfed.job import Job
 
-    rules: dict[
-        tuple[str, str, str], list[str]
-    ] = {}  # key, default and meaning: the partitions that have it
+    # Key, default and meaning: the partitions that have it.
+    rules: dict[tuple[str, str, str], list[str]] = {}
     known = [*values.keys(Job), *values.keys(Grid, "grid")]
     for key in known:
         if key.name.startswith(prefix):
@@ -135,11 +143,13 @@ def data(job: str | None, overrides: Overrides) -> None:
     dataset, refused = load(read.data), ""
     try:
         federation = open_data(read, lambda _: dataset)
-    except InputError as error:  # what was read is worth seeing all the same
+    except InputError as error:
+        # What was read is worth seeing all the same.
         federation, refused = federate(dataset, Iid(num_clients=1)), str(error)
     classes = federation.train.classes
     beyond_images = bool(read.data.in_place_of_images)
-    form = ".4g" if beyond_images else ".4f"  # features have units of their own
+    # Features have units of their own.
+    form = ".4g" if beyond_images else ".4f"
     facts = [
         ("source", read.data.source),
         ("examples" if beyond_images else "images", images_text(federation)),
@@ -174,7 +184,8 @@ def first_ones(words: Sequence[str], between: str) -> str:
 def partition(job: str, overrides: Overrides, output: str | None, export: str | None) -> None:
     """Show how many images of each class each client holds.
 
-    As a table, and as a heat map in a file. For a job with a [grid], the partition without the grid's settings.
+    As a table, and as a heat map in a file. For a job with a [grid], the partition without the
+    grid's settings.
     """
     import numpy as np
 

@@ -1,8 +1,9 @@
-"""A parent process that sees how a run ends: Ray ends a driver without a message when its node or the head is lost.
+"""A parent process that sees how a run ends: Ray ends a driver without a message when its node or
+the head is lost.
 
-The run is a child, in a process group of its own. The parent sends each signal on to it, waits, and ends as the child
-did. Where the child ended without a message, the parent explains. Nothing simpler can: Ray calls `_exit`, so the run
-itself reaches no handler, no `finally` and no `atexit`.
+The run is a child, in a process group of its own. The parent sends each signal on to it, waits, and
+ends as the child did. Where the child ended without a message, the parent explains. Nothing simpler
+can: Ray calls `_exit`, so the run itself reaches no handler, no `finally` and no `atexit`.
 """
 
 import atexit
@@ -21,13 +22,19 @@ from rayfed.base.noted import STARTING, noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-OF_RAY = 1  # the exit code with which Ray ends a process whose node is lost
-AGAIN = 0.5  # seconds within which the same signal counts once: `timeout` sends it twice, to the process and its group
+# Of linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+# The exit code with which Ray ends a process whose node is lost.
+OF_RAY = 1
+# Seconds within which the same signal counts once: `timeout` sends it twice, to the process and its
+# group.
+AGAIN = 0.5
 
 
 class Unbroken(io.FileIO):
-    """Standard output or error, whose reader may leave, as `head` does: the run continues, and its log has the rest."""
+    """Standard output or error, whose reader may leave, as `head` does: the run continues, and its
+    log has the rest.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -37,51 +44,56 @@ class Unbroken(io.FileIO):
 
 
 def guarded(arguments: Sequence[str]) -> None:
-    """Continue in a child process, which ends with its parent. In the parent, this never returns."""
+    """Continue in a child process, which ends with its parent.
+
+    In the parent, this never returns.
+    """
     _keep_streams()
     said, say = os.pipe()
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, AWAITED
-    )  # they stay pending until `sigwait` takes them: none is missed
+    # They stay pending until `sigwait` takes them: none is missed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
-        os.setpgid(0, 0)  # or a terminal's Ctrl-C would reach it twice
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may still write to that terminal
+        # It ends with its parent.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Or a terminal's Ctrl-C would reach it twice.
+        os.setpgid(0, 0)
+        # It may still write to that terminal.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-        atexit.register(
-            os.write, say, b"."
-        )  # a process that ends without a message does not get here
+        # A process that ends without a message does not get here.
+        atexit.register(os.write, say, b".")
         return
     os.close(say)
     sent: dict[int, float] = {}
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         number = signal.sigwait(AWAITED)
-        if number == signal.SIGTSTP:  # Ctrl-Z: stop both, until the shell continues both
+        # Ctrl-Z: stop both, until the shell continues both.
+        if number == signal.SIGTSTP:
             os.kill(child, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
             os.kill(child, signal.SIGCONT)
         elif number in PASSED_ON and time.monotonic() > sent.get(number, 0.0) + AGAIN:
             sent[number] = time.monotonic()
             os.kill(child, number)
-    os.set_blocking(said, False)  # processes that outlive the child may hold the other end
+    # Processes that outlive the child may hold the other end.
+    os.set_blocking(said, False)
     try:
         has_said = os.read(said, 1) != b""
     except BlockingIOError:
         has_said = False
     code = os.waitstatus_to_exitcode(ended[1])
     if -code in sent or (sent and (code == STOPPED or (has_said and code < 0))):
-        # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray that was just
-        # starting may; or it has given such a start up.
+        # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray
+        # that was just starting may; or it has given such a start up.
         code, has_said = STOPPED, True
     _end_as(code, has_said, arguments, *noted())
 
 
 def _keep_streams() -> None:
     """Let standard output and error take whatever is written to them, even where they are closed."""
-    while (
-        spare := os.open(os.devnull, os.O_RDWR)
-    ) <= 2:  # or the next file that is opened would get what is printed
+    # Or the next file that is opened would get what is printed.
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(spare, True)
     os.close(spare)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -101,9 +113,12 @@ def _keep_streams() -> None:
 
 
 def _end_as(code: int, has_said: bool, arguments: Sequence[str], run: str, work: str) -> NoReturn:
-    """End as a child did, at `work` of a `run`: `code` is its exit code, or minus the signal that killed it."""
+    """End as a child did, at `work` of a `run`: `code` is its exit code, or minus the signal that
+    killed it.
+    """
     if sys.stderr.isatty() and not has_said:
-        print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
+        # A bar has hidden the cursor.
+        print("\x1b[?25h", file=sys.stderr)
     if code < 0:
         _end_by(-code, _next_step(arguments), work)
     if not has_said:
@@ -135,7 +150,8 @@ def _end_by(number: int, next_step: str, work: str) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    sys.exit(128 + number)  # where the signal is ignored here
+    # Where the signal is ignored here.
+    sys.exit(128 + number)
 
 
 def _explain(code: int, next_step: str, run: str, work: str) -> int:
@@ -147,12 +163,13 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
     by_code = f"{ended} during {work}: code there may call os._exit"
     if work == STARTING:
         print(
-            f"{ended} during {work}: a limit of this machine (`ulimit -a`) or a variable whose name begins "
-            "with RAY_ may be the cause; to train without Ray: -s ray.mode=off",
+            f"{ended} during {work}: a limit of this machine (`ulimit -a`) or a variable whose "
+            "name begins with RAY_ may be the cause; to train without Ray: -s ray.mode=off",
             file=sys.stderr,
         )
         return RunFailed.exit_code
-    if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
+    # Nothing is written yet, and Ray is not started: it would end so again.
+    if work and not run:
         print(by_code, file=sys.stderr)
         return RunFailed.exit_code
     if code != OF_RAY:

@@ -18,13 +18,13 @@ def init(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
-            f"'{folder}' is not an empty folder, and nothing in it is replaced: give a new folder's name"
+            f"'{folder}' is not an empty folder, and nothing in it is replaced: give a new "
+            "folder's name"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(PROJECT.iterdir()):
-        (folder / file.stem).write_text(
-            file.read_text()
-        )  # README.md.txt: so that no tool takes it for rayfed's own
+        # README.md.txt: so that no tool takes it for rayfed's own.
+        (folder / file.stem).write_text(file.read_text())
     print((folder / "README.md").read_text())
     print(
         f"Written to '{folder}'"

@@ -45,8 +45,9 @@ def run(
 ) -> None:
     """Train the federation of a job file.
 
-    A job with a [grid] is many runs, as many at once as there is room for, with a line for each: finished runs are
-    skipped, a run that was begun continues, and a failed run does not end the others. A table comes last.
+    A job with a [grid] is many runs, as many at once as there is room for, with a line for each:
+    finished runs are skipped, a run that was begun continues, and a failed run does not end the
+    others. A table comes last.
 
     \b
     Examples:
@@ -65,7 +66,8 @@ def run(
 
         cells = expand(read_toml(job), dict(overrides))
         chosen = matching(cells, only, "--only")
-        jobs = [cell.job() for cell in chosen]  # the first brings torch
+        # The first brings torch.
+        jobs = [cell.job() for cell in chosen]
     if listed:
         print("\n".join(job.name for job in jobs))
     elif chosen[0].grid:
@@ -87,9 +89,10 @@ def run(
 def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.
 
-    From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never stopped. RUN is the
-    run's folder, or the folder or URI of its checkpoints. Options may change where the work is done (ray.*), where
-    results go (output.*), the number of rounds, and what is measured at clients.
+    From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never
+    stopped. RUN is the run's folder, or the folder or URI of its checkpoints. Options may change
+    where the work is done (ray.*), where results go (output.*), the number of rounds, and what is
+    measured at clients.
 
     \b
     Examples:
@@ -112,8 +115,9 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 def replay(run: Path, round: int, client: str, debug: bool) -> None:
     """Train one client of a run's round again.
 
-    In this process, without Ray, from the same weights and with the same random numbers: to see what the client did, or
-    why it failed. The rounds since the checkpoint before that round are played again first.
+    In this process, without Ray, from the same weights and with the same random numbers: to see
+    what the client did, or why it failed. The rounds since the checkpoint before that round are
+    played again first.
 
     Where a client's name in the data is another client's number, give number:2 or name:2.
 
@@ -135,7 +139,8 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
     name = dict(zip(table["client"], table["name"], strict=True)).get(row.client)
     named = "" if name is None else f" (named '{harmless(name)}')"
     print(
-        f"client {row.client}{named}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s"
+        f"client {row.client}{named}, round {round}: {row.num_examples} images, loss "
+        f"{row.train_loss:.4f}, {row.seconds:.1f} s"
     )
     if recorded is not None:
         other = (

@@ -1,4 +1,6 @@
-"""The virtual clock: how long a client would take for a round, whatever the machine that does the work."""
+"""The virtual clock: how long a client would take for a round, whatever the machine that does the
+work.
+"""
 
 from collections.abc import Mapping
 
@@ -10,7 +12,8 @@ from rayfed.clients.settings import Training
 
 
 def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:
-    """How many images clients (n,) with so many examples take through all their steps, as `batches` cuts them.
+    """How many images clients (n,) with so many examples take through all their steps, as `batches`
+    cuts them.
 
     >>> images_trained(np.array([3, 8]), Training(batch_size=2, local_epochs=2)).tolist()
     [6, 16]
@@ -21,9 +24,8 @@ def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:
     """
     taken = np.array([training.steps(n) for n in num_examples.tolist()], dtype=np.int64)
     epochs, steps = np.divmod(taken, -(-num_examples // training.batch_size))
-    return (
-        epochs * num_examples + steps * training.batch_size
-    )  # the last batch of an epoch alone may be smaller
+    # The last batch of an epoch alone may be smaller.
+    return epochs * num_examples + steps * training.batch_size
 
 
 def speeds(
@@ -35,8 +37,8 @@ def speeds(
 ) -> dict[str, np.ndarray]:
     """By name, the `SPEEDS` (n,) of these clients; none where such work takes no time.
 
-    What a trace gives is taken as it is. Else a speed is log-normal with the job's value as its median, and drawn once
-    per client: the same in every round.
+    What a trace gives is taken as it is. Else a speed is log-normal with the job's value as its
+    median, and drawn once per client: the same in every round.
     """
     factors = np.ones((2, len(clients)))
     if settings.spread:
@@ -57,8 +59,8 @@ def speeds(
 def seconds(speeds: Mapping[str, np.ndarray], images: np.ndarray, num_bytes: int) -> np.ndarray:
     """Virtual seconds (n,) to get the model, train it on so many images (n,) and send it back.
 
-    The model's `num_bytes` count once each way, for every method: so which clients are late does not depend on the
-    method, and methods are compared on the same clients.
+    The model's `num_bytes` count once each way, for every method: so which clients are late does
+    not depend on the method, and methods are compared on the same clients.
     """
     total = np.zeros(len(images))
     if "seconds_per_example" in speeds:

@@ -1,9 +1,11 @@
-"""A round's cohort: which clients are chosen among those that are there, and which of them answer in time.
+"""A round's cohort: which clients are chosen among those that are there, and which of them answer
+in time.
 
-    the clients that are there -> some are chosen -> some drop out -> the first answers before the deadline count
+    the clients that are there -> some are chosen -> some drop out -> the first answers before the
+    deadline count
 
-All of it is known before the round is played, so only the clients whose answers count are trained. Nothing here takes
-Python time in proportion to the population.
+All of it is known before the round is played, so only the clients whose answers count are trained.
+Nothing here takes Python time in proportion to the population.
 """
 
 import math
@@ -22,14 +24,16 @@ from rayfed.clients.trace import Trace
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round, ascending. A chosen client that neither answered nor dropped out was late."""
+    """The clients of a round, ascending.
+
+    A chosen client that neither answered nor dropped out was late.
+    """
 
     chosen: Sequence[int]
     answered: Sequence[int]
     dropped: Sequence[int] = ()
-    notes: Mapping[str, float] = field(
-        default_factory=dict
-    )  # for `rounds.parquet`; none with the default settings
+    # For `rounds.parquet`; none with the default settings.
+    notes: Mapping[str, float] = field(default_factory=dict)
 
     def refuse_absent(self, client: int, round: int) -> None:
         """Raise `InputError` where a client did not train in the round."""
@@ -40,14 +44,18 @@ class Cohort:
             raise InputError(f"client {client}: not in round {round}, which has {clients}")
         reason = "dropped out of" if client in self.dropped else "was late in"
         raise InputError(
-            f"client {client}: it {reason} round {round}, and did not train; that round has {clients}"
+            f"client {client}: it {reason} round {round}, and did not train; that round has "
+            f"{clients}"
         )
 
     def __str__(self) -> str:
         if not self.chosen:
             return "no client was available"
         late = len(self.chosen) - len(self.answered) - len(self.dropped)
-        return f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} came late"
+        return (
+            f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} "
+            "came late"
+        )
 
 
 def cohort_at(
@@ -59,7 +67,9 @@ def cohort_at(
     sizes: np.ndarray,
     num_bytes: int,
 ) -> Cohort:
-    """The cohort of a round; `sizes` are the numbers of images of all clients, `num_bytes` the bytes of the model."""
+    """The cohort of a round; `sizes` are the numbers of images of all clients, `num_bytes` the
+    bytes of the model.
+    """
     if settings == Participation():
         clients = cohort(seed, round, len(sizes), training.clients_per_round)
         return Cohort(chosen=clients, answered=clients)
@@ -74,7 +84,8 @@ def cohort_at(
     time = seconds(speed, images_trained(sizes[chosen], training), num_bytes)
     deadline = math.inf if settings.deadline is None else settings.deadline
     needed = min(training.clients_per_round, number)
-    order = np.lexsort((chance, time))  # of those at the same time, as the seed says
+    # Of those at the same time, as the seed says.
+    order = np.lexsort((chance, time))
     first = order[(~drops & (time <= deadline))[order]][:needed]
 
     num_dropped = int(drops.sum())
@@ -86,9 +97,8 @@ def cohort_at(
         "clients.late": float(number - len(first) - num_dropped),
     }
     if speed:
-        waits = deadline < math.inf and len(first) < max(
-            needed, 1
-        )  # to the end, for answers that do not come
+        # To the end, for answers that do not come.
+        waits = deadline < math.inf and len(first) < max(needed, 1)
         notes["clients.virtual_seconds"] = (
             deadline if waits else float(time[first].max(initial=0.0))
         )

@@ -1,6 +1,7 @@
 """A client's optimizer. Its state (momentum, Adam's moments) begins anew in every round.
 
-By torch's own fused functions: its classes import its compiler, which takes 90 MB and two seconds in each process.
+By torch's own fused functions: its classes import its compiler, which takes 90 MB and two seconds
+in each process.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,17 @@ from torch.optim.sgd import sgd as torch_sgd
 from rayfed.clients.settings import Training
 from rayfed.tensors.weights import Weights
 
-Update = Callable[[list[Tensor], list[Tensor]], None]  # of parameters, by their gradients, in place
+# Of parameters, by their gradients, in place.
+Update = Callable[[list[Tensor], list[Tensor]], None]
 
 
 def stepper(parameters: Weights, training: Training, round: int) -> Callable[[Tensor], None]:
-    """A function that does a step on a loss, as torch's class with `fused=True` does, to the same bits.
+    """A function that does a step on a loss, as torch's class with `fused=True` does, to the same
+    bits.
 
-    With `train.clip` the gradient of the whole loss is clipped: all parts' terms together, also those that correct a
-    gradient (SCAFFOLD's `c - c_i`), and by its norm over all parameters that are trained.
+    With `train.clip` the gradient of the whole loss is clipped: all parts' terms together, also
+    those that correct a gradient (SCAFFOLD's `c - c_i`), and by its norm over all parameters that
+    are trained.
     """
     options = {
         "lr": training.lr_at(round),
@@ -51,7 +55,8 @@ def stepper(parameters: Weights, training: Training, round: int) -> Callable[[Te
 
 def _sgd(momentum: float, options: dict[str, Any]) -> Update:
     options = {"momentum": momentum, "dampening": 0.0, "nesterov": False, **options}
-    buffers: dict[Tensor, Tensor | None] = {}  # parameter -> its momentum
+    # Parameter -> its momentum.
+    buffers: dict[Tensor, Tensor | None] = {}
 
     def update(parameters: list[Tensor], gradients: list[Tensor]) -> None:
         held = [buffers.get(p) for p in parameters] if momentum else []
@@ -62,12 +67,13 @@ def _sgd(momentum: float, options: dict[str, Any]) -> Update:
 
 
 def _adam(name: str, options: dict[str, Any]) -> Update:
-    """Adam (Kingma and Ba, ICLR 2015), or AdamW (Loshchilov and Hutter, ICLR 2019); betas and epsilon are torch's."""
+    """Adam (Kingma and Ba, ICLR 2015), or AdamW (Loshchilov and Hutter, ICLR 2019); betas and
+    epsilon are torch's.
+    """
     options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, **options}
     options |= {"decoupled_weight_decay": name == "adamw"}
-    held: dict[
-        Tensor, tuple[Tensor, Tensor, Tensor]
-    ] = {}  # parameter -> means of gradient and square, steps
+    # Parameter -> means of gradient and square, steps.
+    held: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
 
     def update(parameters: list[Tensor], gradients: list[Tensor]) -> None:
         for p in parameters:

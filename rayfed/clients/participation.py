@@ -1,7 +1,9 @@
-"""The [clients] table: which clients are there in a round, which chosen clients answer, and how long that takes.
+"""The [clients] table: which clients are there in a round, which chosen clients answer, and how
+long that takes.
 
-Off by default: every client is always there, and answers. Each draw is a function of the job's seed, the round and the
-client, so that no bit depends on the machine. Where a trace has a column for it, nothing is drawn.
+Off by default: every client is always there, and answers. Each draw is a function of the job's
+seed, the round and the client, so that no bit depends on the machine. Where a trace has a column
+for it, nothing is drawn.
 """
 
 from collections.abc import Collection
@@ -12,17 +14,20 @@ from typing import Annotated
 from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, Ge, Gt, Le, Lt, PathMark
 
-SPEEDS = ("seconds_per_example", "bytes_per_second")  # keys, and columns of a trace
-DROPS = "drops"  # column of a trace, in place of the key `dropout`
+# Keys, and columns of a trace.
+SPEEDS = ("seconds_per_example", "bytes_per_second")
+# Column of a trace, in place of the key `dropout`.
+DROPS = "drops"
 
 
 @dataclass(frozen=True)
 class Participation(Checked):
     """Availability, drop-out, and a virtual clock with a deadline.
 
-    Over-selection is that of Bonawitz et al., "Towards Federated Learning at Scale: System Design" (MLSys 2019),
-    sections 2.2 and 9: choose more clients than are needed, average the first that answer in time, ignore the others.
-    There a round with too few answers is abandoned; here the answers that came are averaged.
+    Over-selection is that of Bonawitz et al., "Towards Federated Learning at Scale: System Design"
+    (MLSys 2019), sections 2.2 and 9: choose more clients than are needed, average the first that
+    answer in time, ignore the others. There a round with too few answers is abandoned; here the
+    answers that came are averaged.
     """
 
     available: Annotated[
@@ -65,20 +70,22 @@ class Participation(Checked):
         >>> Participation(dropout=0.1, oversample=1.3).chosen(10)
         13
         """
-        return ceil(
-            round(clients_per_round * self.oversample, 9)
-        )  # 1.1 * 10 is a little more than 11
+        # 1.1 * 10 is a little more than 11.
+        return ceil(round(clients_per_round * self.oversample, 9))
 
     def has_clock(self, columns: Collection[str]) -> bool:
         """Whether work takes virtual time; `columns` are those of the trace."""
         return any(getattr(self, speed) is not None or speed in columns for speed in SPEEDS)
 
     def refuse_idle(self, columns: Collection[str] = ()) -> None:
-        """Raise `InputError` where a key would change nothing, or where a trace has what the job gives too."""
+        """Raise `InputError` where a key would change nothing, or where a trace has what the job
+        gives too.
+        """
         for key, column in (("dropout", DROPS), *zip(SPEEDS, SPEEDS, strict=True)):
             if getattr(self, key) and column in columns:
                 raise InputError(
-                    f"clients.{key} = {getattr(self, key)}: the trace has a column '{column}'; give one"
+                    f"clients.{key} = {getattr(self, key)}: the trace has a column '{column}'; "
+                    "give one"
                 )
         clock = " or ".join(f"clients.{speed}" for speed in SPEEDS)
         if self.spread and not any(getattr(self, speed) for speed in SPEEDS):
@@ -94,5 +101,6 @@ class Participation(Checked):
         ):
             all_alike = "all clients would answer, at the same time"
             raise InputError(
-                f"clients.oversample = {self.oversample}: {all_alike}; give clients.dropout, {clock}"
+                f"clients.oversample = {self.oversample}: {all_alike}; give clients.dropout, "
+                f"{clock}"
             )

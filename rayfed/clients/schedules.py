@@ -1,7 +1,8 @@
 """The learning rate by round, as factors of `train.lr`.
 
-A schedule is a frozen dataclass whose `factor(round)` depends on its own fields alone, never on `train.num_rounds`: so
-a run that is resumed with more rounds keeps the rates that it has had. A schedule of the user's own is such a class too.
+A schedule is a frozen dataclass whose `factor(round)` depends on its own fields alone, never on
+`train.num_rounds`: so a run that is resumed with more rounds keeps the rates that it has had. A
+schedule of the user's own is such a class too.
 """
 
 import inspect
@@ -16,7 +17,9 @@ from rayfed.base.values import Checked, Ge, Gt, Le, build, find, name_in, named,
 
 
 class Factors(Protocol):
-    """What `train.schedule` may be: a schedule of this file, or a frozen dataclass of the user's own."""
+    """What `train.schedule` may be: a schedule of this file, or a frozen dataclass of the user's
+    own.
+    """
 
     def factor(self, round: int) -> float:
         """What `train.lr` is multiplied by in round 1, 2, ..., above 0."""
@@ -24,7 +27,9 @@ class Factors(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Checked):
-    """A warm-up, in which the rate grows by the same amount from round to round, and what `_after` says after it."""
+    """A warm-up, in which the rate grows by the same amount from round to round, and what `_after`
+    says after it.
+    """
 
     warmup: Annotated[
         int,
@@ -76,8 +81,8 @@ class Step(Schedule):
 class Cosine(Schedule):
     """Half a period of a cosine, from `train.lr` down to `floor`, as torch's `CosineAnnealingLR`.
 
-    Round `until` is the last on the curve, still above `floor`, which all later rounds have. Loshchilov and Hutter
-    (ICLR 2017), eq. 5, without restarts.
+    Round `until` is the last on the curve, still above `floor`, which all later rounds have.
+    Loshchilov and Hutter (ICLR 2017), eq. 5, without restarts.
 
     >>> [round(Cosine(until=4).factor(number), 3) for number in (1, 2, 3, 4, 5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
@@ -92,8 +97,8 @@ class Cosine(Schedule):
         super().__post_init__()
         if self.warmup >= self.until:
             raise InputError(
-                f"train.schedule.warmup = {self.warmup}: leaves no round up to train.schedule.until = {self.until} for "
-                "the cosine; give a smaller number"
+                f"train.schedule.warmup = {self.warmup}: leaves no round up to "
+                f"train.schedule.until = {self.until} for the cosine; give a smaller number"
             )
 
     def _after(self, rounds: int) -> float:
@@ -104,10 +109,14 @@ class Cosine(Schedule):
 SCHEDULES: Mapping[str, type[Schedule]] = {"constant": Constant, "step": Step, "cosine": Cosine}
 
 
-CHECKED = 10_000  # rounds of a schedule of the user's own, and the last
+# Rounds of a schedule of the user's own, and the last.
+CHECKED = 10_000
 # Names that other tools have for schedules, and what stands for them here.
 ELSEWHERE = {
-    "linear": "a rate that grows linearly is a warm-up of `constant`; one that falls linearly is a class of your own",
+    "linear": (
+        "a rate that grows linearly is a warm-up of `constant`; one that falls linearly is a class "
+        "of your own"
+    ),
     "polynomial": "it is a few lines in a class of your own",
     "exponential": "give train.lr_decay, the factor from round to round",
     "multistep": "`step` has steps of equal length; others are a few lines in a class of your own",
@@ -116,7 +125,8 @@ ELSEWHERE = {
     "none": "leave train.schedule out, or give `constant`",
     "warmup": "each schedule has a warm-up: train.schedule.warmup",
 }
-ENDS = ("lr", "scheduler", "schedule", "decay", "on")  # LinearLR, ReduceLROnPlateau
+# LinearLR, ReduceLROnPlateau.
+ENDS = ("lr", "scheduler", "schedule", "decay", "on")
 
 
 def read_schedule(value: Any) -> Any:
@@ -131,7 +141,9 @@ def write_schedule(schedule: Any) -> dict[str, Any]:
 
 
 def check_factors(schedule: Any, num_rounds: int) -> None:
-    """Raise `InputError` unless a schedule of the user's own gives each round a rate, and the same rate twice."""
+    """Raise `InputError` unless a schedule of the user's own gives each round a rate, and the same
+    rate twice.
+    """
     name = write_schedule(schedule)["name"]
     if name in SCHEDULES:
         return
@@ -139,25 +151,29 @@ def check_factors(schedule: Any, num_rounds: int) -> None:
         first, second = (_factor(schedule, name, round) for _ in range(2))
         if first != second:
             raise InputError(
-                f"train.schedule '{name}': factor({round}) gives {first!r}, then {second!r}; it must depend on the "
-                "round and on the fields alone, so that a run can be resumed"
+                f"train.schedule '{name}': factor({round}) gives {first!r}, then {second!r}; it "
+                "must depend on the round and on the fields alone, so that a run can be resumed"
             )
 
 
 def _factor(schedule: Any, name: str, round: int) -> float:
-    """The factor of a schedule of the user's own in a round. Raises `InputError` for what is no factor."""
+    """The factor of a schedule of the user's own in a round.
+
+    Raises `InputError` for what is no factor.
+    """
     where = f"train.schedule '{name}': factor({round})"
     try:
         factor = schedule.factor(round)
-    except Exception as error:  # the user's code may raise anything
+    except Exception as error:
+        # The user's code may raise anything.
         raise InputError(f"{where} fails: {type(error).__name__}: {error}") from error
     if isinstance(factor, bool) or not isinstance(factor, Real):
         raise InputError(f"{where} gives {told(factor)}; give a number, such as 0.5")
     number = float(factor)
     if not (math.isfinite(number) and number > 0):
         raise InputError(
-            f"{where} gives {factor}; give a finite number above 0: with a rate of 0 nothing would train, and some "
-            "methods divide by the rate"
+            f"{where} gives {factor}; give a finite number above 0: with a rate of 0 nothing would "
+            "train, and some methods divide by the rate"
         )
     return number
 
@@ -170,7 +186,8 @@ def _find(name: str) -> Any:
     for known, meant in ELSEWHERE.items():
         if ":" not in name and plain and (plain == known or plain.endswith(known)):
             raise InputError(
-                f"unknown schedule '{name}': {meant} (valid: {', '.join(SCHEDULES)}, or 'package.module:Name')"
+                f"unknown schedule '{name}': {meant} (valid: {', '.join(SCHEDULES)}, or "
+                "'package.module:Name')"
             )
     schedule: Any = find(name, SCHEDULES, "schedule")
     parameters = getattr(schedule, "__dataclass_params__", None)
@@ -179,6 +196,7 @@ def _find(name: str) -> Any:
         inspect.isclass(schedule) and is_frozen and callable(getattr(schedule, "factor", None))
     ):
         raise InputError(
-            f"schedule '{name}' is {told(schedule)}; it must be a frozen dataclass with a method `factor(self, round)`"
+            f"schedule '{name}' is {told(schedule)}; it must be a frozen dataclass with a method "
+            "`factor(self, round)`"
         )
     return schedule

@@ -19,7 +19,10 @@ from rayfed.clients.schedules import (
 
 SCHEDULE = Form(read_schedule, write_schedule, default="constant", kinds=SCHEDULES)
 SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}, or your own, module:Name"
-PRECISION_TEXT = "bf16: of forward passes, tests too, by autocast; tf32: of a client's training, on an NVIDIA GPU"
+PRECISION_TEXT = (
+    "bf16: of forward passes, tests too, by autocast; tf32: of a client's training, on an NVIDIA "
+    "GPU"
+)
 PATIENCE_TEXT = (
     "evaluated rounds without a better test accuracy, after which the run ends; 0: it goes on"
 )
@@ -27,7 +30,10 @@ PATIENCE_TEXT = (
 
 @dataclass(frozen=True)
 class Training(Checked):
-    """The rounds, and how a client trains in one. The optimizer's state (momentum, Adam's moments) is new in each."""
+    """The rounds, and how a client trains in one.
+
+    The optimizer's state (momentum, Adam's moments) is new in each.
+    """
 
     num_rounds: Annotated[int, Ge(1), "rounds to train"] = 20
     clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
@@ -66,52 +72,58 @@ class Training(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_epochs == int(self.local_epochs):  # 2.0 is 2, in job files and in hashes too
+        # 2.0 is 2, in job files and in hashes too.
+        if self.local_epochs == int(self.local_epochs):
             object.__setattr__(self, "local_epochs", int(self.local_epochs))
         if self.momentum and self.optimizer != "sgd":
             raise InputError(
-                f"train.momentum = {self.momentum} is for sgd: {self.optimizer} has its own (its first moment); give "
-                "train.momentum = 0"
+                f"train.momentum = {self.momentum} is for sgd: {self.optimizer} has its own (its "
+                "first moment); give train.momentum = 0"
             )
         if self.lr_decay < 1 and not isinstance(self.schedule, Constant):
             name = write_schedule(self.schedule)["name"]
             raise InputError(
-                f"train.lr_decay = {self.lr_decay}: with train.schedule = '{name}' the rate would fall in two ways; "
-                "give one of the two"
+                f"train.lr_decay = {self.lr_decay}: with train.schedule = '{name}' the rate would "
+                "fall in two ways; give one of the two"
             )
         check_factors(self.schedule, self.num_rounds)
         if isinstance(self.schedule, Cosine) and not self.schedule.factor(self.num_rounds):
             raise InputError(
-                f"train.num_rounds = {self.num_rounds}: after train.schedule.until = {self.schedule.until} the rate is "
-                "0, and nothing would train; give the last round as train.schedule.until, or a train.schedule.floor "
-                "above 0"
+                f"train.num_rounds = {self.num_rounds}: after train.schedule.until = "
+                f"{self.schedule.until} the rate is 0, and nothing would train; give the last "
+                "round as train.schedule.until, or a train.schedule.floor above 0"
             )
 
     def steps(self, num_examples: int) -> int:
-        """The steps of a client with so many images in a round; a part of a batch counts as a whole one.
+        """The steps of a client with so many images in a round; a part of a batch counts as a whole
+        one.
 
         >>> [Training(batch_size=10, local_epochs=epochs).steps(45) for epochs in (1, 0.5, 1.5, 0.01)]
         [5, 3, 8, 1]
         """
         per_epoch = -(-num_examples // self.batch_size)
-        return self.local_steps or max(
-            1, math.ceil(round(self.local_epochs * per_epoch, 9))
-        )  # 100 * 0.07 is above 7
+        # 100 * 0.07 is above 7.
+        return self.local_steps or max(1, math.ceil(round(self.local_epochs * per_epoch, 9)))
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
         return self.lr * self.lr_decay ** (round - 1) * float(self.schedule.factor(round))
 
     def evaluates(self, round: int) -> bool:
-        """Whether the global model is evaluated after a round: after each `eval_every`-th, and after the last."""
+        """Whether the global model is evaluated after a round: after each `eval_every`-th, and
+        after the last.
+        """
         return round % self.eval_every == 0 or round >= self.num_rounds
 
     def counts(self, round: int) -> bool:
-        """Whether an evaluation is one of every `eval_every` rounds, and not that of the initial model."""
+        """Whether an evaluation is one of every `eval_every` rounds, and not that of the initial
+        model.
+        """
         return round > 0 and round % self.eval_every == 0
 
     def can_forget(self, round: int) -> bool:
-        """Whether a round has an earlier one whose accuracies count, so that something can be forgotten.
+        """Whether a round has an earlier one whose accuracies count, so that something can be
+        forgotten.
 
         >>> [Training(eval_every=2).can_forget(round) for round in (0, 1, 2, 3, 4)]
         [False, False, False, True, True]
@@ -119,10 +131,11 @@ class Training(Checked):
         return round > self.eval_every
 
     def patience_is_over(self, accuracies: Mapping[int, float | None]) -> bool:
-        """Whether the run ends early, by the test accuracies of its rounds so far; None: not evaluated.
+        """Whether the run ends early, by the test accuracies of its rounds so far; None: not
+        evaluated.
 
-        Only rounds that count do, so that a run decides the same when it is stopped and continued, or extended. The
-        best round is the first with the best accuracy.
+        Only rounds that count do, so that a run decides the same when it is stopped and continued,
+        or extended. The best round is the first with the best accuracy.
 
         >>> Training(patience=2).patience_is_over({0: 0.1, 1: 0.5, 2: 0.4, 3: 0.5})
         True

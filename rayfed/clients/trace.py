@@ -1,4 +1,6 @@
-"""A trace: which clients are there in which round, and what is known of them there; read from Parquet, and checked."""
+"""A trace: which clients are there in which round, and what is known of them there; read from
+Parquet, and checked.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-COLUMNS = {  # a column: its type, and what to give
+# A column: its type, and what to give.
+COLUMNS = {
     "round": ("int64", "whole numbers"),
     "client": ("int64", "whole numbers"),
     **dict.fromkeys(SPEEDS, ("float64", "numbers")),
@@ -27,10 +30,15 @@ COLUMNS = {  # a column: its type, and what to give
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Rows in the order of round and client. After its last round it begins again with its first."""
+    """Rows in the order of round and client.
 
-    rounds: np.ndarray  # int64 (rows,), from 1 on
-    clients: np.ndarray  # int64 (rows,)
+    After its last round it begins again with its first.
+    """
+
+    # int64 (rows,), from 1 on.
+    rounds: np.ndarray
+    # int64 (rows,).
+    clients: np.ndarray
     columns: Mapping[
         str, np.ndarray
     ]  # (rows,) each: those of `SPEEDS`, and `drops`, that the file has
@@ -49,7 +57,10 @@ class Trace:
 
 
 def open_trace(settings: Participation, num_clients: int, num_rounds: int) -> Trace | None:
-    """The trace that the settings name, checked; None where they name none. Warns where it will begin again."""
+    """The trace that the settings name, checked; None where they name none.
+
+    Warns where it will begin again.
+    """
     if not settings.trace:
         return None
     trace = read_trace(settings.trace, num_clients)
@@ -62,8 +73,12 @@ def open_trace(settings: Participation, num_clients: int, num_rounds: int) -> Tr
 
 
 def read_trace(path: str, num_clients: int) -> Trace:
-    """A trace from a Parquet file, or a folder of such files. Raises `InputError` for all that is wrong with it."""
-    import pyarrow.parquet as pq  # actors are sent the trace, and need no Parquet
+    """A trace from a Parquet file, or a folder of such files.
+
+    Raises `InputError` for all that is wrong with it.
+    """
+    # Actors are sent the trace, and need no Parquet.
+    import pyarrow.parquet as pq
 
     from rayfed.base.storage import locate, reach
 
@@ -73,7 +88,8 @@ def read_trace(path: str, num_clients: int) -> Trace:
         table = reach(path, lambda: pq.read_table(place, filesystem=fs))
     except InputError as error:
         raise InputError(
-            f"clients.trace: {error}; give a Parquet file with the columns round and client, each once"
+            f"clients.trace: {error}; give a Parquet file with the columns round and client, each "
+            "once"
         ) from None
     for name in ("round", "client"):
         if name not in table.column_names:
@@ -98,7 +114,8 @@ def read_trace(path: str, num_clients: int) -> Trace:
     unknown = clients[(clients < 0) | (clients >= num_clients)]
     if len(unknown):
         raise InputError(
-            f"{where}: there is a client {unknown[0]}; the partition has clients 0 to {num_clients - 1}"
+            f"{where}: there is a client {unknown[0]}; the partition has clients 0 to "
+            f"{num_clients - 1}"
         )
     order = np.lexsort((clients, rounds))
     rounds, clients = rounds[order], clients[order]
@@ -106,7 +123,8 @@ def read_trace(path: str, num_clients: int) -> Trace:
     if len(twice):
         client, round = clients[twice[0]], rounds[twice[0]]
         raise InputError(
-            f"{where}: client {client} is there twice in round {round}; give each client of a round once"
+            f"{where}: client {client} is there twice in round {round}; give each client of a "
+            "round once"
         )
     return Trace(rounds, clients, {name: values[order] for name, values in columns.items()})
 
@@ -120,7 +138,8 @@ def _values(column: pa.ChunkedArray, name: str, where: str) -> np.ndarray:
     kind, wanted = COLUMNS[name]
     try:
         values = column.cast(kind).to_numpy()
-    except (ValueError, NotImplementedError):  # Arrow's own
+    except (ValueError, NotImplementedError):
+        # Arrow's own.
         raise InputError(
             f"{where}: the column '{name}' is of type {column.type}; give {wanted}"
         ) from None

@@ -1,9 +1,11 @@
-"""Batches: augmentation of whole batches of images, each image with its own draw; other examples as they are.
+"""Batches: augmentation of whole batches of images, each image with its own draw; other examples as
+they are.
 
-Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator, so that a seed gives the
-same augmentation on every device.
+Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator, so that
+a seed gives the same augmentation on every device.
 
-Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of padding.
+Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of
+padding.
 
 >>> images = torch.arange(2 * 16, dtype=torch.uint8).reshape(2, 1, 4, 4)
 >>> batches = prepare(images, mean=(0.0,), std=(1 / 255,), augment=Augment(crop=1, flip=True))
@@ -29,9 +31,12 @@ from rayfed.data.settings import Augment
 class Batches:
     """A client's images, ready for batches; made by `prepare`."""
 
-    padded: Tensor  # uint8 (n, C, H + 2p, W + 2p), contiguous
-    scale: Tensor  # float32 (1, C, 1, 1): 1 / (255 std)
-    shift: Tensor  # float32 (1, C, 1, 1): -mean / std
+    # uint8 (n, C, H + 2p, W + 2p), contiguous.
+    padded: Tensor
+    # float32 (1, C, 1, 1): 1 / (255 std).
+    scale: Tensor
+    # float32 (1, C, 1, 1): -mean / std.
+    shift: Tensor
     augment: Augment
 
     @property
@@ -42,7 +47,9 @@ class Batches:
 
     @cached_property
     def _window(self) -> Tensor:
-        """Where the pixels of a window are in a padded image, from its first pixel; and mirrored: int64 (2, C H W)."""
+        """Where the pixels of a window are in a padded image, from its first pixel; and mirrored:
+        int64 (2, C H W).
+        """
         _, height, width = self.shape
         at = torch.arange(self.padded[0].numel(), device=self.padded.device).view(
             self.padded.shape[1:]
@@ -63,7 +70,9 @@ class Batches:
         return self._normalised(self.padded[rows, :, p : p + height, p : p + width])
 
     def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H, W)."""
+        """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H,
+        W).
+        """
         a = self.augment
         if a.off:
             return self.plain(rows)
@@ -80,9 +89,8 @@ class Batches:
             draw(2, a.flip),
         )
         y, x = draw(height, a.cutout), draw(width, a.cutout)
-        first = (
-            rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left
-        )  # the window's, in all images
+        # The window's, in all images.
+        first = rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left
         # What is computed here, before the only transfer, is not an operation that a GPU waits for.
         of_batch = torch.stack([first, flip, y - a.cutout // 2, x - a.cutout // 2])
         of_batch = of_batch.to(self.padded.device, non_blocking=True)
@@ -90,7 +98,9 @@ class Batches:
         return self._cut_out(images, corner=of_batch[2:]) if a.cutout else images
 
     def _windows(self, first: Tensor, flip: Tensor) -> Tensor:
-        """The (H, W) windows that begin at pixel `first`, mirrored where `flip`; both (B,) to (B, C, H, W)."""
+        """The (H, W) windows that begin at pixel `first`, mirrored where `flip`; both (B,) to (B,
+        C, H, W).
+        """
         at = self._window.index_select(0, flip).add_(first[:, None])
         # One gather over flat positions takes a third of the time of indexing four dimensions.
         return self.padded.view(-1).index_select(0, at.view(-1)).view(-1, *self.shape)
@@ -99,7 +109,10 @@ class Batches:
         return images.float().mul_(self.scale).add_(self.shift)
 
     def _cut_out(self, images: Tensor, corner: Tensor) -> Tensor:
-        """Set a square to 0 in place, clipped at the borders; `corner` (2, B). DeVries & Taylor, 2017."""
+        """Set a square to 0 in place, clipped at the borders; `corner` (2, B).
+
+        DeVries & Taylor, 2017.
+        """
         _, height, width = self.shape
         into = self._line - corner[:, :, None]  # (2, B, max(H, W))
         lines, columns = (into >= 0) & (into < self.augment.cutout)
@@ -124,7 +137,8 @@ class Rows:
 def prepare(
     images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None
 ) -> Batches:
-    """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a round.
+    """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a
+    round.
 
     `mean` and `std` are per channel, of pixels in [0, 1].
     """
@@ -147,5 +161,6 @@ def refuse_too_small(height: int, width: int, augment: Augment) -> None:
     if augment.crop_padding == "reflect" and augment.crop >= min(height, width):
         most = min(height, width) - 1
         raise InputError(
-            f"data.augment.crop = {augment.crop}: images of {height} x {width} pixels reflect at most {most}"
+            f"data.augment.crop = {augment.crop}: images of {height} x {width} pixels reflect at "
+            f"most {most}"
         )

@@ -1,9 +1,12 @@
-"""The columns of Parquet files as samples: images or other inputs, labels and, if asked for, clients and domains.
+"""The columns of Parquet files as samples: images or other inputs, labels and, if asked for,
+clients and domains.
 
-Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels. Labels are numbers
-from 0, or names. Class names come from the schema's metadata: `classes`, separated by commas, or the hub's ClassLabel.
+Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels.
+Labels are numbers from 0, or names. Class names come from the schema's metadata: `classes`,
+separated by commas, or the hub's ClassLabel.
 
-Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after cutting and padding, `D` features.
+Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after cutting and padding,
+`D` features.
 """
 
 import json
@@ -30,16 +33,23 @@ from rayfed.data.settings import Data
 from rayfed.data.texts import Texts
 from rayfed.data.words import number_of, words_of
 
-LONGEST_NAME = 100  # characters, of a client or a domain
+# Characters, of a client or a domain.
+LONGEST_NAME = 100
 
 
 def read_parquet(
     fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None
 ) -> Samples:
-    """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
+    """All rows of all files.
+
+    A test set is read with the classes of `train`. Raises InputError, with the place.
+    """
     client = "" if train else data.client
     columns = [*data.columns, data.label, *filter(None, [client, data.domain])]
-    keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.partition.column, data.domain)"
+    keys = (
+        f"(data.{data.in_place_of_images or 'image'}, data.label, data.partition.column, "
+        "data.domain)"
+    )
     table = Table(fs, paths, columns, keys)
     named = class_names(table.schema, data.label)
     labels = read_labels(table, data.label, named, train)
@@ -79,18 +89,19 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     column = table.column(name)
     if types.is_nested(column.type):
         raise InputError(
-            f"{table.place(0)}: column '{name}' is of type {column.type}; a client, or a domain, is a number or a name"
+            f"{table.place(0)}: column '{name}' is of type {column.type}; a client, or a domain, "
+            "is a number or a name"
         )
     wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
     if len(wrong):
         raise InputError(
-            f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name"
+            f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a "
+            "name"
         )
     codes, values = coded(column)
     names = tuple(map(str, values))
-    seen = [
-        any(map(str.isprintable, "".join(each.split()))) for each in names
-    ]  # not of U+200B alone
+    # Not of U+200B alone.
+    seen = [any(map(str.isprintable, "".join(each.split()))) for each in names]
     odd = [
         code
         for code, each in enumerate(names)
@@ -102,7 +113,8 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
             f"1 to {LONGEST_NAME} printable letters",
         )
         raise InputError(
-            f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}"
+            f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has "
+            f"{length}"
         )
     return codes, names
 
@@ -111,9 +123,11 @@ class Inputs(NamedTuple):
     """What a model sees of each row."""
 
     examples: np.ndarray
-    vocabulary: int = 0  # of tokens
+    # Of tokens.
+    vocabulary: int = 0
     lengths: np.ndarray | None = (
-        None  # of lists of tokens, int64 (N,), before they are cut and padded
+        # Of lists of tokens, int64 (N,), before they are cut and padded.
+        None
     )
 
 
@@ -139,7 +153,8 @@ def read_images(table: Table, data: Data) -> np.ndarray:
     if not (types.is_binary(encoded) or types.is_large_binary(encoded)):
         paths = "; write paths as structs, {bytes: null, path: ...}" if is_text(kind) else ""
         raise InputError(
-            f"{table.place(0)}: column '{name}' is of type {kind}; images are encoded bytes, {{bytes, path}} structs "
+            f"{table.place(0)}: column '{name}' is of type {kind}; images are encoded bytes, "
+            f"{{bytes, path}} structs "
             f"or lists of pixels{paths}"
         )
     return decode_all(_encoded(table, name), len(table), table.place, data.size)
@@ -185,13 +200,17 @@ class Beside:
             return read_file(self.table.fs, place)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{self.table.place(self.row)}: no image bytes, only the path '{self.path}', which cannot be "
-                f"read ({error}); copy the images to that place, or write their bytes into the column"
+                f"{self.table.place(self.row)}: no image bytes, only the path '{self.path}', which "
+                f"cannot be read ({error}); copy the images to that place, or write their bytes "
+                "into the column"
             ) from None
 
 
 def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Lists of pixels, flat or nested, as uint8 (N, C, H, W). Without a shape, they are grey squares."""
+    """Lists of pixels, flat or nested, as uint8 (N, C, H, W).
+
+    Without a shape, they are grey squares.
+    """
     column = table.column(name).flatten(recursive=True)
     values = column.to_numpy(zero_copy_only=False)
     side = math.isqrt(len(values) // len(table))
@@ -199,13 +218,13 @@ def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
     is_shape = len(shape) == 3 and min(shape) > 0 and bool({shape[0], shape[2]} & {1, 3})
     if not is_shape or len(values) != len(table) * math.prod(shape):
         raise InputError(
-            f"{table.place(0)}: lists of {len(values) / len(table):g} pixels cannot be images of shape {list(shape)}; "
-            "data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
+            f"{table.place(0)}: lists of {len(values) / len(table):g} pixels cannot be images of "
+            f"shape {list(shape)}; data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
         )
     if not types.is_integer(column.type) or values.min() < 0 or values.max() > 255:
         raise InputError(
-            f"{table.place(0)}: pixels of type {column.type}, from {values.min():g} to {values.max():g}; they must be "
-            f"whole numbers in 0..255{_way_to_bytes(values)}"
+            f"{table.place(0)}: pixels of type {column.type}, from {values.min():g} to "
+            f"{values.max():g}; they must be whole numbers in 0..255{_way_to_bytes(values)}"
         )
     images = values.astype(np.uint8, copy=False).reshape(-1, *shape)
     return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
@@ -226,7 +245,9 @@ def _way_to_bytes(values: np.ndarray) -> str:
 
 
 def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
-    """A column as int64 (N, L), its vocabulary, and the lengths of its lists. Raises `InputError`, with the row.
+    """A column as int64 (N, L), its vocabulary, and the lengths of its lists.
+
+    Raises `InputError`, with the row.
 
     A test set has the length and the vocabulary of `train`. Token 0 pads; in text, no word has it.
     """
@@ -238,7 +259,8 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
         )
     if data.tokens and not (is_list(kind) and types.is_integer(kind.value_type)):
         raise InputError(
-            f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers"
+            f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole "
+            "numbers"
         )
     blocks = []
     texts = Texts(table.place(0), name)
@@ -251,7 +273,8 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
     lists = pa.concat_arrays(blocks)
     sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    rows = np.repeat(np.arange(len(sizes)), sizes)  # the row of each value
+    # The row of each value.
+    rows = np.repeat(np.arange(len(sizes)), sizes)
     vocabulary = data.vocabulary or (
         train.vocabulary if train else int(values.max(initial=PADDING)) + 1
     )
@@ -262,13 +285,13 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
             "data.vocabulary" if data.vocabulary else "the training set's largest number, plus 1"
         )
         raise InputError(
-            f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({limit})"
+            f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} "
+            f"({limit})"
         )
     length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
     out = np.full((len(sizes), length), PADDING)
-    position = np.arange(len(values)) - np.repeat(
-        np.cumsum(sizes) - sizes, sizes
-    )  # of each value in its list
+    # Of each value in its list.
+    position = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     kept = position < length
     out[rows[kept], position[kept]] = values[kept]
     return Inputs(out, vocabulary, sizes)
@@ -282,7 +305,8 @@ def _words(block: pa.Array, vocabulary: int) -> pa.Array:
 
 
 def read_vectors(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Columns, each of numbers or of lists of numbers, side by side: (N, D), float32 where that holds them, or float64.
+    """Columns, each of numbers or of lists of numbers, side by side: (N, D), float32 where that
+    holds them, or float64.
 
     Raises `InputError`, with the row, for anything else, and for a value that is NaN or infinite.
     """
@@ -298,22 +322,22 @@ def _numbers(table: Table, name: str) -> np.ndarray:
         other = np.flatnonzero((sizes != sizes[0]) | (sizes == 0))
         if len(other):
             raise InputError(
-                f"{table.place(int(other[0]))}: a list of {sizes[other[0]]} numbers in column '{name}', where "
-                f"the first has {sizes[0]}; all lists need one length, 1 or more"
+                f"{table.place(int(other[0]))}: a list of {sizes[other[0]]} numbers in column "
+                f"'{name}', where the first has {sizes[0]}; all lists need one length, 1 or more"
             )
         values = pc.list_flatten(column)
     kind = values.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise InputError(
-            f"{table.place(0)}: column '{name}' is of type {column.type}; features are numbers, or lists of numbers; "
-            "write categories as columns of 0 and 1"
+            f"{table.place(0)}: column '{name}' is of type {column.type}; features are numbers, or "
+            "lists of numbers; write categories as columns of 0 and 1"
         )
     numbers = values.to_numpy(zero_copy_only=False).reshape(len(table), -1)
     wrong = np.argwhere(~np.isfinite(numbers))
     if len(wrong):
         row, position = wrong[0]
         raise InputError(
-            f"{table.place(int(row))}: {numbers[row, position]} in column '{name}'; put a number there, or leave "
-            "out the row or the column"
+            f"{table.place(int(row))}: {numbers[row, position]} in column '{name}'; put a number "
+            "there, or leave out the row or the column"
         )
     return numbers

@@ -1,4 +1,6 @@
-"""What a file is that was taken for something else: told by its first bytes, in words that say the way on."""
+"""What a file is that was taken for something else: told by its first bytes, in words that say the
+way on.
+"""
 
 import re
 
@@ -7,7 +9,8 @@ POINTER = (
 )
 PAGE = "a web page (HTML), as a download that failed leaves it; download the file again"
 
-FIRST = 512  # bytes that tell what a file is
+# Bytes that tell what a file is.
+FIRST = 512
 
 IMAGE = rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\x00|MM\x00\*"
 
@@ -55,12 +58,15 @@ KINDS = (
 
 
 def is_image(data: bytes) -> bool:
-    """Whether the first bytes are those of an image that is read whatever its name: PNG, JPEG, GIF, WebP or TIFF."""
+    """Whether the first bytes are those of an image that is read whatever its name: PNG, JPEG, GIF,
+    WebP or TIFF.
+    """
     return re.match(IMAGE, data, re.DOTALL) is not None
 
 
 def what_it_is(data: bytes) -> str:
-    """What the first bytes say a file is, and what to do, such as 'a ZIP archive; unpack it'; '' if unknown.
+    """What the first bytes say a file is, and what to do, such as 'a ZIP archive; unpack it'; '' if
+    unknown.
 
     >>> what_it_is(b"<!DOCTYPE html><html>404")[:18], what_it_is(b"abc")
     ('a web page (HTML),', '')

@@ -1,12 +1,14 @@
 """Partition files: who holds which image, read from others' files and written for others to read.
 
-* .json and .txt: the images of each client, `{"0": [7, 2], "1": [0, 5]}` or `[[7, 2], [0, 5]]`, in JSON or as Python
+* .json and .txt: the images of each client, `{"0": [7, 2], "1": [0, 5]}` or `[[7, 2], [0, 5]]`, in
+  JSON or as Python
   prints them (`{0: [7, 2], 1: {0, 5}}`, the index files of FedACG, FedRCL and FedWSQ)
 * .npz: an array of images for each client, named by its number
-* .parquet: a row per image, with the columns client and image; or lists in a column images, as in a run's partition
+* .parquet: a row per image, with the columns client and image; or lists in a column images, as in a
+  run's partition
 
-Clients are numbered from 0, and so are images, in the order of the training set. An image that no client has is the
-server's (`Data.auxiliary_per_class`).
+Clients are numbered from 0, and so are images, in the order of the training set. An image that no
+client has is the server's (`Data.auxiliary_per_class`).
 """
 
 import ast
@@ -28,7 +30,8 @@ SUFFIXES = (".json", ".txt", ".npz", ".parquet")
 
 
 def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
-    """The client of each of `count` images, int64 (count,), -1 where it has none; and the number of clients.
+    """The client of each of `count` images, int64 (count,), -1 where it has none; and the number of
+    clients.
 
     Raises InputError where the file gives an image two, or is not such a file.
     """
@@ -39,11 +42,13 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
         raise InputError(f"{place}: there is no such file")
     fs, on_it = locate(path)
     if not fs.get_file_info(on_it).is_file:
-        raise InputError(f"{place}: this is not a file")  # to open a pipe would wait for ever
+        # To open a pipe would wait for ever.
+        raise InputError(f"{place}: this is not a file")
     content = reach(path, lambda: fs.open_input_file(on_it).read())
     try:
         clients, sizes, images = _lists(content, path)
-    except Exception as error:  # each format's own
+    except Exception as error:
+        # Each format's own.
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{place}: this does not say which client has which images ({why})"
@@ -51,19 +56,21 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
     odd = clients[(clients < 0) | (clients >= count)]
     if len(odd) or not len(clients):
         raise InputError(
-            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client is there'}; clients are numbered from 0, and "
-            f"there are at most as many as images, {count:,}"
+            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client is there'}; clients are "
+            f"numbered from 0, and there are at most as many as images, {count:,}"
         )
     outside = images[(images < 0) | (images >= count)]
     if len(outside):
         raise InputError(
-            f"{place}: image {outside[0]} is not one of the training set's, 0 to {count - 1}; is it of other data?"
+            f"{place}: image {outside[0]} is not one of the training set's, 0 to {count - 1}; is "
+            "it of other data?"
         )
     times = np.bincount(images, minlength=count)
     twice = np.flatnonzero(times > 1)
     if len(twice):
         raise InputError(
-            f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one client"
+            f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one "
+            "client"
         )
     owner_of = np.full(count, -1)
     owner_of[images] = np.repeat(clients, sizes)
@@ -71,7 +78,9 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
 
 
 def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each list in the file its client and its length, int64 (lists,); and all their images, int64."""
+    """Of each list in the file its client and its length, int64 (lists,); and all their images,
+    int64.
+    """
     if path.endswith(".parquet"):
         table = pq.read_table(io.BytesIO(content)).combine_chunks()
         clients = _whole(table.column("client"))
@@ -96,7 +105,9 @@ def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _named(text: str) -> list[tuple[Any, list[Any]]]:
-    """Clients' names and lists: of a table as it stands, as a dict would keep only the last of a name's lists."""
+    """Clients' names and lists: of a table as it stands, as a dict would keep only the last of a
+    name's lists.
+    """
     body = ast.parse(text.strip(), mode="eval").body
     lists = body.values if isinstance(body, ast.Dict) else getattr(body, "elts", None)
     if lists is None or not all(isinstance(each, ast.List | ast.Tuple | ast.Set) for each in lists):
@@ -130,7 +141,10 @@ def _whole(values: Sequence[int] | np.ndarray | pa.ChunkedArray) -> np.ndarray:
 
 
 def write_dealt(path: Path, clients: Sequence[np.ndarray]) -> None:
-    """Write each client's images to a file in the format of its suffix. Raises InputError for another suffix."""
+    """Write each client's images to a file in the format of its suffix.
+
+    Raises InputError for another suffix.
+    """
     if path.suffix not in (".json", ".npz", ".parquet"):
         raise InputError(f"--export '{path}': give a file that ends in .json, .npz or .parquet")
     path.parent.mkdir(parents=True, exist_ok=True)

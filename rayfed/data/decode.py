@@ -16,7 +16,8 @@ from rayfed.base.errors import InputError
 from rayfed.data.contents import what_it_is
 from rayfed.data.seen import PLAIN, as_seen, levels
 
-# Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
+# Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole
+# documents.
 FORMATS: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES: tuple[str, ...] = (
     ".png",
@@ -32,38 +33,48 @@ SUFFIXES: tuple[str, ...] = (
 )
 # Other names for the same formats.
 SUFFIXES += (".apng", ".jfif", ".jpe", ".pjpeg", ".pjp", ".dib", ".pbm", ".pnm")
-# Pillow has it since 11.3, unless it was built without, and a list of formats may name only what there
-# is. An older Pillow does not know the name, and would warn of it.
+# Pillow has it since 11.3, unless it was built without, and a list of formats may name only what
+# there is. An older Pillow does not know the name, and would warn of it.
 if "avif" in features.modules and features.check("avif"):
     FORMATS += ("AVIF",)
     SUFFIXES += (".avif",)
-MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
-LARGEST = 89_478_485  # pixels of one that is scaled down; beyond it Pillow takes it for an attack
-ONE_LARGE = threading.Lock()  # one large image at a time, or they would fill the memory
-BLOCK = 64  # images per task of a thread
-BLOCKS = 16  # tasks at a time, so that few bytes wait to be decoded or copied out
-DARK = (
-    2**14
-)  # if no value of 16 bits reaches it, fewer than 64 of the 256 values of 8 bits are used
+# Of one encoded image; a few bytes can claim to unpack to gigabytes.
+MAX_PIXELS = 2**24
+# Pixels of one that is scaled down; beyond it Pillow takes it for an attack.
+LARGEST = 89_478_485
+# One large image at a time, or they would fill the memory.
+ONE_LARGE = threading.Lock()
+# Images per task of a thread.
+BLOCK = 64
+# Tasks at a time, so that few bytes wait to be decoded or copied out.
+BLOCKS = 16
+# If no value of 16 bits reaches it, fewer than 64 of the 256 values of 8 bits are used.
+DARK = 2**14
 T = TypeVar("T")
-Read = Callable[[], bytes | None]  # reads the bytes of an image
-Locate = Callable[[int], str]  # the place of the n-th example, for messages
+# Reads the bytes of an image.
+Read = Callable[[], bytes | None]
+# The place of the n-th example, for messages.
+Locate = Callable[[int], str]
 log = logging.getLogger(__name__)
 
 
 class Picture(NamedTuple):
     """A decoded image, and what its file has besides."""
 
-    pixels: np.ndarray  # uint8 (C, H, W)
-    pages: int = 1  # pages of a TIFF, or frames of an animation; the pixels are the first one's
-    highest: int = 0  # of the values, if they had 16 bits
+    # uint8 (C, H, W).
+    pixels: np.ndarray
+    # Pages of a TIFF, or frames of an animation; the pixels are the first one's.
+    pages: int = 1
+    # Of the values, if they had 16 bits.
+    highest: int = 0
 
 
 def decode(data: bytes, size: int = 0) -> np.ndarray:
-    """One encoded image as uint8 (C, H, W), as one sees it: grey has one channel, anything else becomes RGB.
+    """One encoded image as uint8 (C, H, W), as one sees it: grey has one channel, anything else
+    becomes RGB.
 
-    It is turned by EXIF, and laid on white where it is transparent. With `size`, it is scaled (antialiased) and cut at
-    the centre to `size` x `size`. Raises ValueError or OSError.
+    It is turned by EXIF, and laid on white where it is transparent. With `size`, it is scaled
+    (antialiased) and cut at the centre to `size` x `size`. Raises ValueError or OSError.
     """
     return _picture(data, size).pixels
 
@@ -96,12 +107,15 @@ def _refuse_too_large(image: Image.Image, size: int) -> None:
         raise InputError(f"{pixels} {LARGEST:,} allowed{SMALLER}")
     if not size:
         raise InputError(
-            f"{pixels} {MAX_PIXELS:,} allowed without data.size; set it (say, size = 224) to scale all images down"
+            f"{pixels} {MAX_PIXELS:,} allowed without data.size; set it (say, size = 224) to scale "
+            "all images down"
         )
 
 
 def _reduced(image: Image.Image, size: int) -> Image.Image:
-    """A large image as one sees it, but smaller; four times `size` remains, so that it can still be scaled well."""
+    """A large image as one sees it, but smaller; four times `size` remains, so that it can still be
+    scaled well.
+    """
     # JPEG can be unpacked at 1/2, 1/4 or 1/8 of its size.
     image.draft(None, (4 * size, 4 * size))
     seen = as_seen(image)
@@ -116,14 +130,16 @@ def _pages(image: Image.Image) -> int:
         if not getattr(image, "is_animated", False) or image.format == "MPO":
             return 1
         return int(getattr(image, "n_frames", 1))
-    except Exception:  # what follows the first page is damaged, and is not read
+    except Exception:
+        # What follows the first page is damaged, and is not read.
         return 1
 
 
 def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0) -> np.ndarray:
     """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
-    Raises InputError, naming the image, if one cannot be decoded or differs in size. Warns of pages that are left out.
+    Raises InputError, naming the image, if one cannot be decoded or differs in size. Warns of pages
+    that are left out.
     """
 
     def decode_block(block: list[tuple[int, Read]]) -> list[Picture]:
@@ -164,19 +180,21 @@ class Doubts:
             yield picture.pixels
 
     def tell(self) -> None:
-        """Warn of pages and frames that are left out, and of values of 16 bits of which little remains."""
+        """Warn of pages and frames that are left out, and of values of 16 bits of which little
+        remains.
+        """
         if self.with_pages:
             log.warning(
-                "%d of %d images have several pages or frames, such as %s: only the first is read; to use all, save "
-                "each as an image of its own",
+                "%d of %d images have several pages or frames, such as %s: only the first is read; "
+                "to use all, save each as an image of its own",
                 self.with_pages,
                 self.count,
                 self.example,
             )
         if self.highest and self.highest < DARK:
             log.warning(
-                "%d of %d images have 16 bits, of which the highest value is %d: of the 256 values of 8 bits, %d "
-                "remain; scale them to 0..65535 before",
+                "%d of %d images have 16 bits, of which the highest value is %d: of the 256 values "
+                "of 8 bits, %d remain; scale them to 0..65535 before",
                 self.num_deep,
                 self.count,
                 self.highest,
@@ -195,12 +213,13 @@ def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.nda
                 " x ".join(map(str, shape)) for shape in (image.shape[1:], out.shape[2:])
             )
             raise InputError(
-                f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size (say, size = 32) to "
-                "scale all images to one size"
+                f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size "
+                "(say, size = 32) to scale all images to one size"
             )
         if len(image) > out.shape[1]:
             out = np.repeat(out, len(image), axis=1)
-        out[row] = image  # a grey one is broadcast over three channels
+        # A grey one is broadcast over three channels.
+        out[row] = image
     return out
 
 
@@ -233,7 +252,8 @@ def _decoded(read: Read, row: int, place: Locate, size: int) -> Picture:
         return _picture(data, size)
     except InputError as error:
         raise InputError(f"{place(row)}: {error}") from None
-    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+    except Exception as error:
+        # Pillow's decoders raise nearly anything on damaged bytes.
         raise InputError(
             f"{place(row)}: cannot be decoded as an image{_why(data, error)}"
         ) from None
@@ -246,7 +266,8 @@ def _why(data: bytes, error: Exception) -> str:
         return f"; it is {found}"
     if isinstance(error, UnidentifiedImageError):
         return f"; it is none of {', '.join(FORMATS)}: convert it to PNG, or leave it out"
-    reason = str(error).partition(" <_io.")[0]  # without an address in memory
+    # Without an address in memory.
+    reason = str(error).partition(" <_io.")[0]
     return f" ({reason}); it may be cut off: copy or download it again, or leave it out"
 
 

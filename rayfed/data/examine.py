@@ -1,7 +1,8 @@
 """One look at a data set after it was read, whatever its source, and before it is dealt to clients.
 
-What cannot be meant is refused. What is probably not meant is a warning, with the names or the numbers concerned.
-Ordinary data give neither: the embedded set, MNIST and CIFAR-10 do not, and a test sees to it.
+What cannot be meant is refused. What is probably not meant is a warning, with the names or the
+numbers concerned. Ordinary data give neither: the embedded set, MNIST and CIFAR-10 do not, and a
+test sees to it.
 
 Shapes: `N` examples, `K` classes.
 """
@@ -20,21 +21,29 @@ from rayfed.data.labels import number_in
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.texts import is_missing, plain
 
-NAMED = 5  # names in a message
+# Names in a message.
+NAMED = 5
 # A whole number as text, as programs write it: 1, 01 and 1.0.
 WHOLE = re.compile(r"0*(?P<digits>[0-9]+?)(?:\.0+)?")
-FEW = 20  # examples, of which each may have a class of its own
-ODD_SHARE = 0.005  # of images in both sets, or with two labels, that is warned of
-COPIED_SHARE = 0.01  # of training images that are copies, that is told
-EMPTY_SHARE = 0.01  # of texts without a word, that is warned of
-CHANCE = 2.0  # test rows that are training rows are no chance above so many times the training set's own share
-LEAST_IN_BOTH = 0.1  # share of test rows of tables and texts, that is warned of
+# Examples, of which each may have a class of its own.
+FEW = 20
+# Of images in both sets, or with two labels, that is warned of.
+ODD_SHARE = 0.005
+# Of training images that are copies, that is told.
+COPIED_SHARE = 0.01
+# Of texts without a word, that is warned of.
+EMPTY_SHARE = 0.01
+# Test rows that are training rows are no chance above so many times the training set's own share.
+CHANCE = 2.0
+# Share of test rows of tables and texts, that is warned of.
+LEAST_IN_BOTH = 0.1
 
 
 class Finding(NamedTuple):
     """Something to say about a data set."""
 
-    level: int  # as `logging` has them
+    # As `logging` has them.
+    level: int
     message: str
 
 
@@ -64,8 +73,8 @@ def _refuse_ids(train: Samples) -> None:
         return
     first = _quoted([train.classes[label] for label in train.labels[:NAMED]])
     raise InputError(
-        f"each of the {len(train):,} training {_things(train)} has a label of its own ({first}), as an id has; name "
-        "the column of the classes with data.label"
+        f"each of the {len(train):,} training {_things(train)} has a label of its own ({first}), "
+        "as an id has; name the column of the classes with data.label"
     )
 
 
@@ -77,32 +86,38 @@ def _of_counts(dataset: Dataset) -> Iterator[str]:
     in_test = np.bincount(test.labels, minlength=len(classes)) > 0
     used = int(in_train.sum())
     if len(train) >= FEW and used > len(train) / 2:
-        yield f"{used:,} classes for {len(train):,} training {things}; is data.label the column of the classes?"
+        yield (
+            f"{used:,} classes for {len(train):,} training {things}; is data.label the column of "
+            "the classes?"
+        )
     # EMNIST's letters begin with 1, and say so: their class 0 is 'N/A'.
     is_gap = np.array([is_missing(name) for name in classes])
     nowhere = np.flatnonzero(~in_train & ~in_test & ~is_gap)
     numbers_alone = classes == tuple(map(str, range(len(classes))))
     if numbers_alone and nowhere.tolist() == [0]:
         yield (
-            f"labels begin with 1: class 0 has no {things[:-1]}, and the model has an output for it; if it is not "
-            "meant, subtract 1 from the labels"
+            f"labels begin with 1: class 0 has no {things[:-1]}, and the model has an output for "
+            "it; if it is not meant, subtract 1 from the labels"
         )
     elif len(nowhere):
         remedy = "leave out their names"
         if numbers_alone:
             remedy = "number the labels from 0 without gaps, or write names"
         yield (
-            f"{_some(classes, nowhere)} without any {things[:-1]}, and the model has an output for each; if it is not "
-            f"meant, {remedy}"
+            f"{_some(classes, nowhere)} without any {things[:-1]}, and the model has an output for "
+            f"each; if it is not meant, {remedy}"
         )
     untrained = np.flatnonzero(~in_train & in_test)
     if len(untrained):
-        yield f"{_some(classes, untrained)} with test {things} and without training {things}: no model can learn it"
+        yield (
+            f"{_some(classes, untrained)} with test {things} and without training {things}: no "
+            "model can learn it"
+        )
     untested = np.flatnonzero(in_train & ~in_test)
     if len(untested):
         yield (
-            f"{_some(classes, untested)} without test {things}: accuracy and forgetting are of the other "
-            f"{int(in_test.sum()):,}"
+            f"{_some(classes, untested)} without test {things}: accuracy and forgetting are of the "
+            f"other {int(in_test.sum()):,}"
         )
 
 
@@ -113,8 +128,8 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
     for label, name in enumerate(classes):
         if counts[label] and is_missing(name):
             yield (
-                f"class {_quoted([name])} looks like a missing label, of {counts[label]:,} training {things}; leave "
-                "them out, or give them a label"
+                f"class {_quoted([name])} looks like a missing label, of {counts[label]:,} "
+                f"training {things}; leave them out, or give them a label"
             )
     alike = defaultdict(list)
     for name in classes:
@@ -123,8 +138,8 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
         # Letters are classes of their own: A and a.
         if len(names) > 1 and not all(len(name) == 1 for name in names):
             yield (
-                f"classes {_told_apart(names)} differ in capitals, spaces, invisible characters or forms of Unicode "
-                "alone; if they are one class, give it one name"
+                f"classes {_told_apart(names)} differ in capitals, spaces, invisible characters or "
+                "forms of Unicode alone; if they are one class, give it one name"
             )
     of_number = defaultdict(list)
     for name in classes:
@@ -133,8 +148,8 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
     for names in of_number.values():
         if len(names) > 1:
             yield (
-                f"classes {_quoted(names)} are one number, written in {len(names)} ways; if they are one class, give "
-                "it one name"
+                f"classes {_quoted(names)} are one number, written in {len(names)} ways; if they "
+                "are one class, give it one name"
             )
 
 
@@ -147,8 +162,9 @@ def _of_order(dataset: Dataset) -> Iterator[str]:
     numbers = [number for number in said if number is not None]
     if len(numbers) == len(said) and numbers != sorted(numbers):
         yield (
-            "labels are text in the training set and numbers in the test set; a number is taken for the class of that "
-            f"name, and classes are in the order of text: {', '.join(train.classes[:NAMED])}, ..."
+            "labels are text in the training set and numbers in the test set; a number is taken "
+            "for the class of that name, and classes are in the order of text: "
+            f"{', '.join(train.classes[:NAMED])}, ..."
         )
 
 
@@ -164,8 +180,9 @@ def _of_one_colour(which: str, samples: Samples) -> Iterator[str]:
     # Nearly every set is told by its first image.
     if (images[0] == colour).all() and (images == colour).all():
         yield (
-            f"all images of the {which} set have one single colour, {', '.join(map(str, colour.ravel()))}, and show "
-            "nothing; is what they show in another channel, or were they saved wrongly?"
+            f"all images of the {which} set have one single colour, "
+            f"{', '.join(map(str, colour.ravel()))}, and show nothing; is what they show in "
+            "another channel, or were they saved wrongly?"
         )
 
 
@@ -176,8 +193,8 @@ def _of_ones(which: str, samples: Samples) -> Iterator[str]:
     if images.ndim != 4 or images[0].max() > 1 or images.max() != 1:
         return
     yield (
-        f"all pixels of the {which} set are 0 or 1 of 255, and look black; if they were from 0 to 1 before they "
-        "became whole numbers, all between is lost: multiply by 255 first"
+        f"all pixels of the {which} set are 0 or 1 of 255, and look black; if they were from 0 to "
+        "1 before they became whole numbers, all between is lost: multiply by 255 first"
     )
 
 
@@ -195,13 +212,17 @@ def _of_lengths(which: str, samples: Samples) -> Iterator[str]:
     texts = f"of {count:,} {which} texts"
     if short > count / 2:
         yield (
-            f"{short:,} {texts} have one token or none, so that few texts share any; is it the column of the texts? "
-            "Words end at spaces: split other texts with a tokenizer, and give its numbers with data.tokens"
+            f"{short:,} {texts} have one token or none, so that few texts share any; is it the "
+            "column of the texts? Words end at spaces: split other texts with a tokenizer, and "
+            "give its numbers with data.tokens"
         )
     elif empty >= EMPTY_SHARE * count and empty:
         yield f"{empty:,} {texts} have no token at all; leave them out"
     if cut > count / 2:
-        yield f"{cut:,} {texts} are longer than {length} tokens, and cut there; data.length is the limit"
+        yield (
+            f"{cut:,} {texts} are longer than {length} tokens, and cut there; data.length is the "
+            "limit"
+        )
 
 
 # --- Copies
@@ -210,8 +231,9 @@ def _of_lengths(which: str, samples: Samples) -> Iterator[str]:
 def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
     """Test examples that are training examples, and copies with two labels.
 
-    Two photographs are never the same by chance, two rows of a table are: of yes and no, or short texts. So rows
-    count only where the test set has clearly more of the training set's rows than the training set has copies.
+    Two photographs are never the same by chance, two rows of a table are: of yes and no, or short
+    texts. So rows count only where the test set has clearly more of the training set's rows than
+    the training set has copies.
     """
     train, test = dataset.train, dataset.test
     in_train, in_test = _hashes(train), _hashes(test)
@@ -232,8 +254,8 @@ def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
     if is_leak:
         yield Finding(
             logging.WARNING,
-            f"{leaked:,} of {len(test):,} test {things} are training {things}, too: the accuracy is partly of what the "
-            "model was trained on",
+            f"{leaked:,} of {len(test):,} test {things} are training {things}, too: the accuracy "
+            "is partly of what the model was trained on",
         )
     elif leaked and are_images:
         yield Finding(
@@ -248,12 +270,14 @@ def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
     if doubtful >= ODD_SHARE * (len(train) + len(test)):
         yield Finding(
             logging.WARNING,
-            f"{doubtful:,} of {len(train) + len(test):,} {things} are there with two labels or more",
+            f"{doubtful:,} of {len(train) + len(test):,} {things} are there with two labels or "
+            "more",
         )
     if copied >= COPIED_SHARE * len(train):
         yield Finding(
             logging.INFO,
-            f"{copied:,} of {len(train):,} training {things} are copies of another, and clients may share them",
+            f"{copied:,} of {len(train):,} training {things} are copies of another, and clients "
+            "may share them",
         )
 
 
@@ -292,7 +316,9 @@ def _some(classes: Sequence[str], labels: np.ndarray) -> str:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Names in quotes, with spaces and invisible characters spelled out; the first ones, if there are many."""
+    """Names in quotes, with spaces and invisible characters spelled out; the first ones, if there
+    are many.
+    """
     shown = [f"'{_spelled_out(name)}'" for name in names[:NAMED]]
     if len(names) > NAMED:
         shown.append(f"and {len(names) - NAMED:,} more")

@@ -25,7 +25,8 @@ from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
 EVALUATION_BATCH = (
-    250  # examples per forward pass; a constant, since the batch size can change the last bits
+    # Examples per forward pass; a constant, since the batch size can change the last bits.
+    250
 )
 
 Read = Callable[[Data], Dataset]
@@ -42,16 +43,17 @@ class Federation:
 
     train: Samples
     test: Samples
-    partition: Partition  # what the clients hold: what was dealt, less the auxiliary set
-    dealt: Partition  # what the rule dealt; its hash is noted as the run's partition
-    mean: tuple[
-        float, ...
-    ]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
+    # What the clients hold: what was dealt, less the auxiliary set.
+    partition: Partition
+    # What the rule dealt; its hash is noted as the run's partition.
+    dealt: Partition
+    # Per channel, of all training pixels, in [0, 1]; or per feature; none of tokens.
+    mean: tuple[float, ...]
     std: tuple[float, ...]
-    auxiliary: (
-        np.ndarray
-    )  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
-    client_names: tuple[str, ...] = ()  # of natural clients, as the data's column has them
+    # int64, sorted: withdrawn from the clients for the server; empty unless asked for.
+    auxiliary: np.ndarray
+    # Of natural clients, as the data's column has them.
+    client_names: tuple[str, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -96,20 +98,27 @@ class Federation:
     def batches(
         self, samples: Samples, rows: np.ndarray, device: torch.device, size: int = EVALUATION_BATCH
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What a model takes of some rows of `train` or `test`, and the labels, in order, without augmentation."""
+        """What a model takes of some rows of `train` or `test`, and the labels, in order, without
+        augmentation.
+        """
         for start in range(0, len(rows), size):
             examples, labels = self.prepared(samples, rows[start : start + size], device)
             yield examples.plain(torch.arange(len(labels))), labels
 
     def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The filled cells of clients by classes: the client, the class, the number of images, each int64 (cells,)."""
+        """The filled cells of clients by classes: the client, the class, the number of images, each
+        int64 (cells,).
+        """
         owners = np.repeat(np.arange(self.num_clients), self.partition.sizes)
         cells = owners * self.num_classes + self.train.labels[self.partition.indices]
         filled, counts = np.unique(cells, return_counts=True)
         return filled // self.num_classes, filled % self.num_classes, counts
 
     def contents(self) -> dict[str, str]:
-        """What each part of the data holds: number, shape and a checksum. A message says with them what differs."""
+        """What each part of the data holds: number, shape and a checksum.
+
+        A message says with them what differs.
+        """
         parts = {}
         for name, samples in (("training", self.train), ("test", self.test)):
             shape = "x".join(map(str, samples.shape))
@@ -130,14 +139,17 @@ class Federation:
 def open_federation(
     data: Data, *, auxiliary_per_class: int = 0, read: Read | None = None
 ) -> Federation:
-    """Load the source and deal it; a natural partition has its client column read. Raises InputError.
+    """Load the source and deal it; a natural partition has its client column read.
 
-    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more. `read` reads the
-    source, where `load` is not to read it again.
+    Raises InputError.
+
+    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for
+    more. `read` reads the source, where `load` is not to read it again.
     """
+    # Brings pyarrow and Pillow, which actors that are sent a site never need.
     from rayfed.data.sources import (
         load,
-    )  # brings pyarrow and Pillow, which actors that are sent a site never need
+    )
 
     dataset = (read or load)(data)
     inputs = inputs_of(dataset.train)
@@ -152,12 +164,14 @@ def open_federation(
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
-    """Deal a data set's training images to clients by a partition rule, then withdraw the server's auxiliary set.
+    """Deal a data set's training images to clients by a partition rule, then withdraw the server's
+    auxiliary set.
 
-    `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the partition's seed;
-    who holds the others does not depend on it. A partition file may have left these out: then they are the server's.
-    Raises InputError where it has left out others, where a class has fewer, where a client would hold no
-    image, where the rule refuses the data, or where a user's rule leaves images out, or deals one twice.
+    `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the
+    partition's seed; who holds the others does not depend on it. A partition file may have left
+    these out: then they are the server's. Raises InputError where it has left out others, where a
+    class has fewer, where a client would hold no image, where the rule refuses the data, or where a
+    user's rule leaves images out, or deals one twice.
     """
     train = dataset.train
     if type(rule) in PARTITIONS.values():
@@ -168,8 +182,8 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     if len(empty):
         least = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
         raise InputError(
-            f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
-            f"and could not train; {least}have fewer clients"
+            f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as "
+            f"client {empty[0]}, and could not train; {least}have fewer clients"
         )
     dealt = Partition(
         np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64)
@@ -178,9 +192,8 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     mean, std = inputs_of(train).moments(train.examples)
     names: tuple[str, ...] = ()
     if isinstance(rule, Natural) and train.groups is not None and train.group_names:
-        names = tuple(
-            train.group_names[group] for group in np.unique(train.groups)
-        )  # held out, a group may be gone
+        # Held out, a group may be gone.
+        names = tuple(train.group_names[group] for group in np.unique(train.groups))
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary, names)
 
 
@@ -188,29 +201,35 @@ def _split_own(rule: Rule, train: Samples) -> Partition:
     """What a user's rule deals, checked."""
     name = f"data.partition: {type(rule).__qualname__}.split"
     groups = None if train.groups is None else train.groups.copy()
-    dealt = rule.split(train.labels.copy(), len(train.classes), groups)  # it may write to copies
+    # It may write to copies.
+    dealt = rule.split(train.labels.copy(), len(train.classes), groups)
     if not isinstance(dealt, Partition):
         raise InputError(
-            f"{name} gave {type(dealt).__name__}; it must give a Partition, such as Partition.of_owners(...)"
+            f"{name} gave {type(dealt).__name__}; it must give a Partition, such as "
+            "Partition.of_owners(...)"
         )
     n, offsets = len(train), np.asarray(dealt.offsets)
     is_cut = offsets[0] == 0 and offsets[-1] == n and (np.diff(offsets) >= 0).all()
     if not is_cut or not np.array_equal(np.sort(dealt.indices), np.arange(n)):
         raise InputError(
-            f"{name} gets {n:,} labels; deal the images whose labels it gets, each once (Partition.of_owners does)"
+            f"{name} gets {n:,} labels; deal the images whose labels it gets, each once "
+            "(Partition.of_owners does)"
         )
     return dealt
 
 
 def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
-    """The images that a partition file gives to no client, sorted: `per_class` of each class, for the server."""
+    """The images that a partition file gives to no client, sorted: `per_class` of each class, for
+    the server.
+    """
     images = np.setdiff1d(np.arange(len(train)), dealt.indices)
     counts = np.bincount(train.labels[images], minlength=len(train.classes))
     if (counts != per_class).any():
         raise InputError(
-            f"data.partition.path: {len(images):,} of {len(train):,} images have no client, such as image {images[0]}; "
-            "is it of other data? A file leaves out the server's images alone, data.auxiliary_per_class of each class: "
-            f"this job has {per_class}, the file {counts.min()} to {counts.max()}"
+            f"data.partition.path: {len(images):,} of {len(train):,} images have no client, such "
+            f"as image {images[0]}; is it of other data? A file leaves out the server's images "
+            f"alone, data.auxiliary_per_class of each class: this job has {per_class}, the file "
+            f"{counts.min()} to {counts.max()}"
         )
     return images
 
@@ -218,43 +237,44 @@ def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
 def _withdraw(
     dealt: Partition, train: Samples, per_class: int, seed: int
 ) -> tuple[Partition, np.ndarray]:
-    """What the clients keep, and the sorted indices of the `per_class` images of each class that they give up.
+    """What the clients keep, and the sorted indices of the `per_class` images of each class that
+    they give up.
 
-    The holders of a class give one image after another in turns, so they give as many, or one more or fewer; except who
-    has no more of it, or only one image left of all, which it keeps.
+    The holders of a class give one image after another in turns, so they give as many, or one more
+    or fewer; except who has no more of it, or only one image left of all, which it keeps.
     """
     if len(dealt.indices) < len(train):
         return dealt, _left_out(dealt, train, per_class)
     if not per_class:
         return dealt, np.empty(0, dtype=np.int64)
-    rng = np.random.default_rng([seed, 1])  # a stream of its own
+    # A stream of its own.
+    rng = np.random.default_rng([seed, 1])
     owners, labels = (
         np.repeat(np.arange(dealt.num_clients), dealt.sizes),
         train.labels[dealt.indices],
     )
     left, kept = dealt.sizes, np.ones(len(labels), dtype=bool)
     counts = np.bincount(labels, minlength=len(train.classes))
-    for label in np.argsort(
-        counts, kind="stable"
-    ):  # the rarest first, as it has the fewest to choose from
+    # The rarest first, as it has the fewest to choose from.
+    for label in np.argsort(counts, kind="stable"):
         name, count = train.classes[label], counts[label]
         if count < per_class:
             raise InputError(
-                f"an auxiliary set of {per_class} images per class cannot be taken: class '{name}' has {count} images, "
-                "and no more can be taken of any class"
+                f"an auxiliary set of {per_class} images per class cannot be taken: class '{name}' "
+                f"has {count} images, and no more can be taken of any class"
             )
         members = rng.permutation(np.flatnonzero(labels == label))
         order = np.argsort(owners[members], kind="stable")
         by_owner = owners[members[order]]
-        turns = np.empty_like(
-            order
-        )  # 0 for the first image that its owner would give, 1 for the second, ...
+        # 0 for the first image that its owner would give, 1 for the second, ...
+        turns = np.empty_like(order)
         turns[order] = np.arange(len(order)) - np.searchsorted(by_owner, by_owner)
         spare = np.flatnonzero(turns < left[owners[members]] - 1)
         if len(spare) < per_class:
             raise InputError(
-                f"an auxiliary set of {per_class} images per class cannot be taken: of class '{name}', clients can "
-                f"give up only {len(spare)} of {count} images, as each must keep one; take fewer, or have fewer clients"
+                f"an auxiliary set of {per_class} images per class cannot be taken: of class "
+                f"'{name}', clients can give up only {len(spare)} of {count} images, as each must "
+                "keep one; take fewer, or have fewer clients"
             )
         withdrawn = members[spare[np.argsort(turns[spare], kind="stable")[:per_class]]]
         kept[withdrawn] = False

@@ -1,10 +1,12 @@
 """Data sets in files: which files a path has, and images in folders.
 
-Names tell the split (`rayfed.data.splits`): `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`. A
-validation set stands in for a test set. Without such names, everything in the folder is one set.
+Names tell the split (`rayfed.data.splits`): `train/...` and `test/...`, or `train-00000.parquet`
+and `test.parquet`. A validation set stands in for a test set. Without such names, everything in the
+folder is one set.
 
-An image's class is the folder that holds it, its client or domain the folder above that. Examples: `train/cat/1.png`
-(CINIC-10) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its domains).
+An image's class is the folder that holds it, its client or domain the folder above that. Examples:
+`train/cat/1.png` (CINIC-10) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its
+domains).
 """
 
 import logging
@@ -29,9 +31,11 @@ from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 from rayfed.data.splits import Layout, below, read_layout
 
-# Folders and files that systems, not people, put beside others; so are all whose names begin with a dot.
+# Folders and files that systems, not people, put beside others; so are all whose names begin with a
+# dot.
 SYSTEM = re.compile(
-    r"__macosx|@eadir|@__thumb|@recycle|#recycle|#snapshot|\$recycle\.bin|system volume information|lost\+found"
+    r"__macosx|@eadir|@__thumb|@recycle|#recycle|#snapshot|\$recycle\.bin|system volume "
+    r"information|lost\+found"
     r"|__pycache__|(?:eh)?thumbs\.db|desktop\.ini|icon\r",
     re.IGNORECASE,
 )
@@ -51,7 +55,8 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 CONTAINER = re.compile(
     r"images?|imgs?|pictures|pics|photos|jpegimages|jpe?gs?|png|data|raw|originals?", re.IGNORECASE
 )
-MASKS_SHARE = 0.05  # of image files that are probably masks, that is warned of
+# Of image files that are probably masks, that is warned of.
+MASKS_SHARE = 0.05
 log = logging.getLogger(__name__)
 
 
@@ -91,7 +96,9 @@ def _test_files(layout: Layout, test: "Listed | None") -> tuple[list[str], Layou
 
 
 def _labelled(layout: Layout, chosen: list[str]) -> list[str]:
-    """The test set; or the validation set, if it alone lies in folders of classes, as ImageNet's does."""
+    """The test set; or the validation set, if it alone lies in folders of classes, as ImageNet's
+    does.
+    """
     validation = layout.files.get("val")
     if not validation or chosen is validation or not chosen[0].lower().endswith(SUFFIXES):
         return chosen
@@ -99,8 +106,8 @@ def _labelled(layout: Layout, chosen: list[str]) -> list[str]:
     if classes & _class_names(layout, chosen) or not classes & _class_names(layout, validation):
         return chosen
     log.warning(
-        "the test set, such as '%s', does not lie in folders of classes: the validation set, such as '%s', is tested "
-        "on",
+        "the test set, such as '%s', does not lie in folders of classes: the validation set, such "
+        "as '%s', is tested on",
         chosen[0],
         validation[0],
     )
@@ -116,10 +123,12 @@ def _class_names(layout: Layout, files: Sequence[str]) -> set[str]:
 class Listed:
     """The files at or below a path."""
 
-    path: str  # as the user gave it
+    # As the user gave it.
+    path: str
     fs: pafs.FileSystem
     root: str
-    files: tuple[str, ...]  # Parquet files, or else images; sorted
+    # Parquet files, or else images; sorted.
+    files: tuple[str, ...]
 
     @property
     def has_images(self) -> bool:
@@ -155,9 +164,11 @@ def _refuse_doubts(layout: Layout, data: Data) -> None:
         name = posixpath.basename(place)
         folder = posixpath.dirname(place)
         raise InputError(
-            f"{source}{fraction}: '{place}' looks like a test set, and holds images itself, as a class does; if it is "
-            f"the test set, put its images into folders of classes ({folder}/{name}/cat/1.png), and the others below a "
-            f"folder train ({folder}/train/cat/1.png); if '{name}' is a class, put all classes into a folder train"
+            f"{source}{fraction}: '{place}' looks like a test set, and holds images itself, as a "
+            "class does; if it is the test set, put its images into folders of classes "
+            f"({folder}/{name}/cat/1.png), and the others below a folder train "
+            f"({folder}/train/cat/1.png); if '{name}' is a class, put all classes into a folder "
+            "train"
         )
     if (
         layout.doubtful
@@ -168,26 +179,28 @@ def _refuse_doubts(layout: Layout, data: Data) -> None:
     ):
         place = layout.doubtful[0]
         raise InputError(
-            f"{source}{fraction}: all in it looks like a test set ('{place}'); to train on it, name it: "
-            f"data.source = '{place}'"
+            f"{source}{fraction}: all in it looks like a test set ('{place}'); to train on it, "
+            f"name it: data.source = '{place}'"
         )
     if layout.doubtful and not layout.classlike:
         place = layout.doubtful[0]
         other = layout.training or layout.rest
         raise InputError(
-            f"{source}{fraction}: '{place}' looks like a test set, but '{other}' does not look like a training set; "
-            f"name both (data.source = the training set, data.test = '{place}'), or rename '{place}' if it is to be "
-            "trained on"
+            f"{source}{fraction}: '{place}' looks like a test set, but '{other}' does not look "
+            "like a training set; name both (data.source = the training set, data.test = "
+            f"'{place}'), or rename '{place}' if it is to be trained on"
         )
     if layout.training and layout.rest:
         raise InputError(
-            f"{source}{fraction}: '{layout.training}' looks like a training set, but '{layout.rest}' does not look "
-            f"like a test set; name both (data.source = '{layout.training}', data.test = the test set), or rename "
-            f"'{layout.training}' if all is to be trained on"
+            f"{source}{fraction}: '{layout.training}' looks like a training set, but "
+            f"'{layout.rest}' does not look like a test set; name both (data.source = "
+            f"'{layout.training}', data.test = the test set), or rename '{layout.training}' if all "
+            "is to be trained on"
         )
     if layout.left_out:
         log.warning(
-            "%s: %d files are left out, as their names tell neither training nor test set, such as '%s'",
+            "%s: %d files are left out, as their names tell neither training nor test set, such as "
+            "'%s'",
             source,
             len(layout.left_out),
             layout.left_out[0],
@@ -208,7 +221,9 @@ def is_hidden(name: str) -> bool:
 
 
 def _list(fs: pafs.FileSystem, root: str) -> tuple[list[str], list[str]]:
-    """The Parquet files at or below `root`, or else the images, sorted; and the other files that are not hidden."""
+    """The Parquet files at or below `root`, or else the images, sorted; and the other files that
+    are not hidden.
+    """
     if fs.get_file_info(root).type == pafs.FileType.File:
         return [root], []
     if isinstance(fs, pafs.LocalFileSystem):
@@ -229,8 +244,8 @@ def _list(fs: pafs.FileSystem, root: str) -> tuple[list[str], list[str]]:
         there = f"; it has {_counted(visible)}" if visible else ""
         ways = _way_on(fs, visible)
         raise InputError(
-            f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it"
-            f"{there}{ways if visible else ''}"
+            f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images "
+            f"({', '.join(SUFFIXES)}) in it{there}{ways if visible else ''}"
         )
     chosen = set(files)
     return files, [path for path in visible if path not in chosen]
@@ -274,8 +289,8 @@ def _tell_configurations(
     found = sorted({name for file in files for name in below(root, file)[:-1] if name in named})
     if len(found) > 1:
         log.warning(
-            "'%s' holds %d data sets (%s), as its README.md says, and they are read as one; to read "
-            "one alone, name its folder",
+            "'%s' holds %d data sets (%s), as its README.md says, and they are read as one; to "
+            "read one alone, name its folder",
             path,
             len(found),
             shortened(found),
@@ -283,7 +298,9 @@ def _tell_configurations(
 
 
 def _tell_others(path: str, root: str, files: Sequence[str], others: Sequence[str]) -> None:
-    """Warn of files that may hold data and are not read, by suffix and number, and of folders of which nothing is."""
+    """Warn of files that may hold data and are not read, by suffix and number, and of folders of
+    which nothing is.
+    """
     documents: list[str] = []
     unread: list[str] = []
     has_images = files[0].lower().endswith(SUFFIXES)
@@ -345,7 +362,10 @@ def _read(
 def read_tree(
     fs: pafs.FileSystem, files: list[str], layout: Layout, data: Data, train: Samples | None
 ) -> Samples:
-    """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
+    """Image files as samples, with clients and domains if asked for.
+
+    A test set's classes must be among `train`'s.
+    """
     folders = _folders_of(layout, files)
     _tell_masks(files, folders)
     named = _classes_and_above(folders)
@@ -383,7 +403,8 @@ def _folders_of(layout: Layout, files: Sequence[str]) -> dict[str, tuple[str, ..
 def _classes_and_above(folders: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
     """The class of each folder's images, and the name of the folder above it.
 
-    In Tiny-ImageNet, all images lie in train/CLASS/images: such a folder, if all have its name, is no class.
+    In Tiny-ImageNet, all images lie in train/CLASS/images: such a folder, if all have its name, is
+    no class.
     """
     last = {names[-1].lower() for names in folders.values()}
     parents = {names[:-1] for names in folders.values()}
@@ -393,18 +414,22 @@ def _classes_and_above(folders: dict[str, tuple[str, ...]]) -> dict[str, tuple[s
 
 
 def _tell_masks(files: Sequence[str], folders: dict[str, tuple[str, ...]]) -> None:
-    """Warn of masks beside their images. Raises InputError where masks would be a class of their own."""
+    """Warn of masks beside their images.
+
+    Raises InputError where masks would be a class of their own.
+    """
     if folder := masks_beside(folders.values(), CONTAINER):
         raise InputError(
-            f"'{folder}' lies beside a folder of images, and seems to hold their masks, which are no images of a "
-            "class; move the folders of masks to another place; if it is a class, rename the folder"
+            f"'{folder}' lies beside a folder of images, and seems to hold their masks, which are "
+            "no images of a class; move the folders of masks to another place; if it is a class, "
+            "rename the folder"
         )
     masks = masks_among(files)
     if masks and len(masks) >= MASKS_SHARE * len(files):
         mask, image = masks[0]
         log.warning(
-            "%d of %d image files seem to be masks of others, such as '%s' of '%s', and are read as images of the "
-            "class; move them to another place",
+            "%d of %d image files seem to be masks of others, such as '%s' of '%s', and are read "
+            "as images of the class; move them to another place",
             len(masks),
             len(files),
             mask,
@@ -421,18 +446,24 @@ def _refuse_class(file: str, name: str, classes: Sequence[str]) -> None:
             f"{folder}/{classes[0]}/{posixpath.basename(file)}; {elsewhere}"
         )
     raise InputError(
-        f"{file}: its folder '{name}' is not one of the training set's classes ({shortened(classes)}); {elsewhere}"
+        f"{file}: its folder '{name}' is not one of the training set's classes "
+        f"({shortened(classes)}); {elsewhere}"
     )
 
 
 def _refuse_one_class(folders: Sequence[str], name: str) -> None:
-    advice = "put the images of each class in a folder of its own, such as train/cat/1.png and train/dog/1.png"
+    advice = (
+        "put the images of each class in a folder of its own, such as train/cat/1.png and "
+        "train/dog/1.png"
+    )
     if len(folders) == 1:
         raise InputError(
-            f"'{folders[0]}': all images lie in one folder, and so have one class, '{name}'; {advice}"
+            f"'{folders[0]}': all images lie in one folder, and so have one class, '{name}'; "
+            f"{advice}"
         )
     raise InputError(
-        f"'{folders[0]}': the folders that hold images, {len(folders)} in all, give one class, '{name}'; {advice}"
+        f"'{folders[0]}': the folders that hold images, {len(folders)} in all, give one class, "
+        f"'{name}'; {advice}"
     )
 
 

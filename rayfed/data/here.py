@@ -5,7 +5,8 @@ from pathlib import Path
 from rayfed.data.hub import HUB, PLACE
 from rayfed.data.settings import MINI
 
-FOLDERS = {  # what torchvision unpacks below `data.root`
+# What torchvision unpacks below `data.root`.
+FOLDERS = {
     "mnist": "MNIST/raw",
     "fashion-mnist": "FashionMNIST/raw",
     "emnist": "EMNIST/raw",

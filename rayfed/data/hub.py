@@ -1,7 +1,9 @@
-"""Data sets at the Hugging Face hub: a place there is downloaded once, and read as the folder or file that it then is.
+"""Data sets at the Hugging Face hub: a place there is downloaded once, and read as the folder or
+file that it then is.
 
-A place is `hf://datasets/OWNER/NAME/PATH`; PATH is a Parquet file or a folder, and may be left out. `NAME@REVISION` is
-a branch, a tag or a commit, else `main`. The copies have the hub's own layout, so revisions lie side by side.
+A place is `hf://datasets/OWNER/NAME/PATH`; PATH is a Parquet file or a folder, and may be left out.
+`NAME@REVISION` is a branch, a tag or a commit, else `main`. The copies have the hub's own layout,
+so revisions lie side by side.
 """
 
 import os
@@ -14,7 +16,8 @@ from rayfed.data.samples import shortened
 from rayfed.data.settings import Data
 from rayfed.data.splits import split_of_file
 
-HUB = {  # our name: the place, and its column of labels
+# Our name: the place, and its column of labels.
+HUB = {
     "cinic10": ("hf://datasets/flwrlabs/cinic10", "label"),
     "tiny-imagenet": ("hf://datasets/zh-plus/tiny-imagenet", "label"),
     "femnist": ("hf://datasets/flwrlabs/femnist", "character"),
@@ -25,9 +28,11 @@ PLACE = re.compile(
 
 
 def fetch(data: Data) -> Data:
-    """The same data with local paths in place of the hub's, and the column of labels that a named set has.
+    """The same data with local paths in place of the hub's, and the column of labels that a named
+    set has.
 
-    A job's own `data.label` wins. Raises InputError where a place is neither in `data.root` nor can be downloaded.
+    A job's own `data.label` wins. Raises InputError where a place is neither in `data.root` nor can
+    be downloaded.
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
@@ -37,28 +42,32 @@ def fetch(data: Data) -> Data:
 
 
 def _fetch(place: str, root: str) -> str:
-    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is."""
+    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub
+    stays as it is.
+    """
     if not place.startswith("hf://"):
         return place
     match = PLACE.fullmatch(place)
     if not match:
         raise InputError(
-            f"'{place}': a data set at the Hugging Face hub is written as hf://datasets/OWNER/NAME or "
-            "hf://datasets/OWNER/NAME/PATH, with NAME@REVISION for another one than main"
+            f"'{place}': a data set at the Hugging Face hub is written as hf://datasets/OWNER/NAME "
+            "or hf://datasets/OWNER/NAME/PATH, with NAME@REVISION for another one than main"
         )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(
-            f"'{place}' needs huggingface_hub, which cannot be imported ({error}): pip install 'rayfed-distill[hf]'"
+            f"'{place}' needs huggingface_hub, which cannot be imported ({error}): pip install "
+            "'rayfed-distill[hf]'"
         ) from None
     repository, revision, path = match[1], match[2] or "main", match[3] or ""
     pattern = path if path.endswith(".parquet") else f"{path}/*.parquet".removeprefix("/")
     cache = Path(root).expanduser() / "hub"
+    # As with torchvision, what is here is not asked for again, even if main moves on.
     for offline in (
         True,
         False,
-    ):  # as with torchvision, what is here is not asked for again, even if main moves on
+    ):
         try:
             folder = snapshot_download(
                 repository,
@@ -68,18 +77,19 @@ def _fetch(place: str, root: str) -> str:
                 cache_dir=cache,
                 local_files_only=offline,
             )
-        except Exception as error:  # the hub's, its HTTP client's, and those of the disk
+        except Exception as error:
+            # The hub's, its HTTP client's, and those of the disk.
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            files = sorted(
-                Path(folder).glob(pattern.replace("*", "**/*"))
-            )  # the hub's * crosses folders
+            # The hub's * crosses folders.
+            files = sorted(Path(folder).glob(pattern.replace("*", "**/*")))
             if files:
                 return _common(place, files)
             reason = "there is no Parquet file at that place"
     raise InputError(
-        f"'{place}': {cache} has no copy, and the download failed ({reason}). Either run once where "
-        "there is a network and copy that folder here, or give the path of Parquet files that you have"
+        f"'{place}': {cache} has no copy, and the download failed ({reason}). Either run once "
+        "where there is a network and copy that folder here, or give the path of Parquet files "
+        "that you have"
     )
 
 
@@ -92,6 +102,7 @@ def _common(place: str, files: list[Path]) -> str:
     inner = sorted({name.partition("/")[0] for name in names if "/" in name})
     if inner and not all(split_of_file(name.partition("/")[0]) for name in names):
         raise InputError(
-            f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one of them"
+            f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one "
+            "of them"
         )
     return str(folder)

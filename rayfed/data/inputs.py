@@ -1,4 +1,5 @@
-"""What the examples of a data set are, and so what a model takes: images, lists of tokens, or vectors of features.
+"""What the examples of a data set are, and so what a model takes: images, lists of tokens, or
+vectors of features.
 
 The fields of a kind are the keyword arguments with which a model for it is built.
 
@@ -22,11 +23,12 @@ from rayfed.data.augment import Batches, Rows, prepare
 from rayfed.data.samples import Samples
 from rayfed.data.settings import Augment
 
-SOME = 1024  # examples of which a sum is taken at a time: squares take twice the memory of what they are squares of
+# Examples of which a sum is taken at a time: squares take twice the memory of what they are squares
+# of.
+SOME = 1024
 Floats = Sequence[float]
-Moments = tuple[
-    tuple[float, ...], tuple[float, ...]
-]  # mean and standard deviation, as `prepare` takes them
+# Mean and standard deviation, as `prepare` takes them.
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Images(NamedTuple):
@@ -50,8 +52,8 @@ class Images(NamedTuple):
     def moments(self, examples: np.ndarray) -> Moments:
         """Of each channel of a training set, uint8 (n, C, H, W), in units of [0, 1].
 
-        The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that
-        it can be a divisor.
+        The sums are of integers, hence exact and the same on every machine. A constant channel has
+        deviation 1, so that it can be a divisor.
 
         >>> Images((1, 1, 1)).moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
         ((0.5,), (0.5,))
@@ -61,9 +63,8 @@ class Images(NamedTuple):
         for start in range(0, len(examples), SOME):
             some = examples[start : start + SOME]
             total += some.sum(axis=(0, 2, 3), dtype=np.int64)
-            squares += np.square(some, dtype=np.uint16).sum(
-                axis=(0, 2, 3), dtype=np.int64
-            )  # 255**2 < 2**16
+            # 255**2 < 2**16.
+            squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
         count = examples.size // channels
         mean = tuple(int(t) / count / 255 for t in total)
         # n**2 times the variance is a whole number too, and Python's integers do not overflow.
@@ -81,7 +82,8 @@ class Tokens(NamedTuple):
     """Lists of token numbers, cut and padded to one length; in a batch int64 (B, L)."""
 
     length: int
-    vocabulary: int  # each number is below it; 0, the padding, is one of them
+    # Each number is below it; 0, the padding, is one of them.
+    vocabulary: int
 
     @property
     def size(self) -> str:
@@ -120,7 +122,9 @@ class Vectors(NamedTuple):
         return torch.linspace(0, 1, count * self.num_features).view(count, self.num_features)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """Of each feature of a training set (n, D), in its unit. A constant feature has deviation 1.
+        """Of each feature of a training set (n, D), in its unit.
+
+        A constant feature has deviation 1.
 
         >>> Vectors(2).moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
         ((2.0, 5.0), (1.0, 1.0))
@@ -128,9 +132,8 @@ class Vectors(NamedTuple):
         blocks = [examples[start : start + SOME] for start in range(0, len(examples), SOME)]
         mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(examples)
         squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
-        constant = examples.min(axis=0) == examples.max(
-            axis=0
-        )  # rounding may leave it a deviation that is not quite 0
+        # Rounding may leave it a deviation that is not quite 0.
+        constant = examples.min(axis=0) == examples.max(axis=0)
         deviation = np.where(constant, 1.0, np.sqrt(squares / len(examples)))
         return tuple(mean.tolist()), tuple(deviation.tolist())
 
@@ -138,9 +141,8 @@ class Vectors(NamedTuple):
         """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
         centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
         scale = torch.tensor(std, dtype=torch.float64, device=examples.device)
-        return Rows(
-            ((examples.double() - centre) / scale).float()
-        )  # a date in seconds has too many digits for float32
+        # A date in seconds has too many digits for float32.
+        return Rows(((examples.double() - centre) / scale).float())
 
 
 Inputs = Images | Tokens | Vectors

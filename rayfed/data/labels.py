@@ -1,7 +1,10 @@
-"""Labels of a column as numbers of classes. A test set's labels get the numbers of the training set's classes.
+"""Labels of a column as numbers of classes.
 
-Labels are whole numbers, which index the class names, or names. Truth values are the classes False and True. Numbers of
-a test set mean an index only where those of its training set do: beside names, a number is looked up as a name.
+A test set's labels get the numbers of the training set's classes.
+
+Labels are whole numbers, which index the class names, or names. Truth values are the classes False
+and True. Numbers of a test set mean an index only where those of its training set do: beside names,
+a number is looked up as a name.
 
 Shapes: `N` rows, `K` classes.
 """
@@ -18,24 +21,36 @@ from rayfed.data.parquet import Table, coded, is_list, is_text
 from rayfed.data.samples import Samples, few_classes, shortened
 
 TRUTH = ("False", "True")
-UNLABELLED = "-1 often marks rows without a label, as in test sets of the hub; leave them out, or give a labelled test set"
-ONE_HOT = "each row needs one class; of lists of 0 and 1, take the position of the 1: numpy.argmax(labels, axis=1)"
+UNLABELLED = (
+    "-1 often marks rows without a label, as in test sets of the hub; leave them out, or give a "
+    "labelled test set"
+)
+ONE_HOT = (
+    "each row needs one class; of lists of 0 and 1, take the position of the 1: "
+    "numpy.argmax(labels, axis=1)"
+)
 
 
 class Labels(NamedTuple):
     """The labels of a set."""
 
-    numbers: np.ndarray  # int64 (N,), 0..K-1
-    classes: tuple[str, ...]  # the K names, in the order of the numbers
-    numbered: bool  # the file says which number is which class, in its column or its metadata
+    # int64 (N,), 0..K-1.
+    numbers: np.ndarray
+    # The K names, in the order of the numbers.
+    classes: tuple[str, ...]
+    # The file says which number is which class, in its column or its metadata.
+    numbered: bool
 
 
 def read_labels(
     table: Table, name: str, named: tuple[str, ...] | None, train: Samples | None
 ) -> Labels:
-    """The labels in the column `name`. `named` are the class names that the file's metadata has, if any.
+    """The labels in the column `name`.
 
-    Raises `InputError`, with the row, for what is no label, and for a test label that none of `train`'s classes has.
+    `named` are the class names that the file's metadata has, if any.
+
+    Raises `InputError`, with the row, for what is no label, and for a test label that none of
+    `train`'s classes has.
     """
     if named is not None:
         _refuse_bad_names(named, table)
@@ -57,7 +72,8 @@ def _from_names(
         if not label.strip():
             row = int(np.argmax(codes == code))
             raise InputError(
-                f"{table.place(row)}: the text in column '{name}' is empty; give each row a label, or leave it out"
+                f"{table.place(row)}: the text in column '{name}' is empty; give each row a label, "
+                "or leave it out"
             )
     if train is not None:
         classes, numbered = train.classes, train.numbered
@@ -73,7 +89,8 @@ def _from_names(
         near = nearest(label.strip(), classes, 0.75)
         hint = f"; did you mean '{near}'?" if near else ""
         raise InputError(
-            f"{table.place(row)}: label '{label}' is not one of the classes ({shortened(classes)}){hint}"
+            f"{table.place(row)}: label '{label}' is not one of the classes "
+            f"({shortened(classes)}){hint}"
         )
     return Labels(numbers, classes, numbered)
 
@@ -102,7 +119,8 @@ def _from_numbers(
         row = int(outside[0])
         why = why_negative(numbers)
         raise InputError(
-            f"{table.place(row)}: label {numbers[row]} is outside 0..{num_classes - 1} ({shortened(classes)}){why}"
+            f"{table.place(row)}: label {numbers[row]} is outside 0..{num_classes - 1} "
+            f"({shortened(classes)}){why}"
         )
     if train is None or classes == train.classes:
         return Labels(numbers, classes, True)
@@ -129,21 +147,23 @@ def _whole_numbers(table: Table, column: pa.Array, name: str) -> np.ndarray:
         if np.isfinite(values[row]):
             remedy = "divide a quantity into classes first, such as with numpy.digitize"
         raise InputError(
-            f"{table.place(row)}: {values[row]:g} in column '{name}', which is of type {kind}; labels are whole "
-            f"numbers or text; {remedy}"
+            f"{table.place(row)}: {values[row]:g} in column '{name}', which is of type {kind}; "
+            f"labels are whole numbers or text; {remedy}"
         )
     return values.astype(np.int64)
 
 
 def _by_name(table: Table, numbers: np.ndarray, name: str, train: Samples) -> Labels:
-    """Numbers of a test set whose training set has names: each means the class with this number as its name."""
+    """Numbers of a test set whose training set has names: each means the class with this number as
+    its name.
+    """
     classes = train.classes
     by_number = _numbers_of(classes)
     if by_number is None:
         raise InputError(
-            f"{table.place(0)}: column '{name}' has numbers, and the training set's classes are names "
-            f"({shortened(classes)}); write the names in both, or add them to the test file's metadata as 'classes', "
-            "in the order of its numbers"
+            f"{table.place(0)}: column '{name}' has numbers, and the training set's classes are "
+            f"names ({shortened(classes)}); write the names in both, or add them to the test "
+            "file's metadata as 'classes', in the order of its numbers"
         )
     used, codes = np.unique(numbers, return_inverse=True)
     labels = np.array([by_number.get(int(number), -1) for number in used])[codes]
@@ -152,7 +172,8 @@ def _by_name(table: Table, numbers: np.ndarray, name: str, train: Samples) -> La
         row = int(unknown[0])
         why = why_negative(numbers)
         raise InputError(
-            f"{table.place(row)}: label {numbers[row]} is not one of the classes ({shortened(classes)}){why}"
+            f"{table.place(row)}: label {numbers[row]} is not one of the classes "
+            f"({shortened(classes)}){why}"
         )
     return Labels(labels, classes, True)
 
@@ -164,8 +185,9 @@ def _renumbered(
     number_of = {label: number for number, label in enumerate(classes)}
     if any(label not in number_of for label in theirs):
         raise InputError(
-            f"{table.place(0)}: its classes ({shortened(theirs)}) are not the training set's ({shortened(classes)}); "
-            "write the same names into the metadata of both files, or into neither"
+            f"{table.place(0)}: its classes ({shortened(theirs)}) are not the training set's "
+            f"({shortened(classes)}); write the same names into the metadata of both files, or "
+            "into neither"
         )
     return np.array([number_of[label] for label in theirs])[numbers]
 
@@ -197,7 +219,9 @@ def _numbers_of(classes: Sequence[str]) -> dict[int, int] | None:
 
 
 def why_negative(labels: np.ndarray) -> str:
-    """The end of a message about labels: what those below 0 probably mean, and what to do; '' if there are none."""
+    """The end of a message about labels: what those below 0 probably mean, and what to do; '' if
+    there are none.
+    """
     lowest = int(labels.min())
     if lowest >= 0:
         return ""
@@ -207,7 +231,8 @@ def why_negative(labels: np.ndarray) -> str:
 
 
 def number_in(text: str) -> int | None:
-    """The whole number that a text says, also as a table writes it that has floats; None of other text.
+    """The whole number that a text says, also as a table writes it that has floats; None of other
+    text.
 
     >>> number_in("07"), number_in("7.0"), number_in("cat")
     (7, 7, None)
@@ -226,6 +251,7 @@ def _refuse_bad_names(named: tuple[str, ...], table: Table) -> None:
     for label in named:
         if label in seen:
             raise InputError(
-                f"{table.place(0)}: the metadata name the class '{label}' twice; give each class a name of its own"
+                f"{table.place(0)}: the metadata name the class '{label}' twice; give each class a "
+                "name of its own"
             )
         seen.add(label)

@@ -1,7 +1,8 @@
 """Masks of a segmentation among images of classes: told by the names of folders and files.
 
-A mask is an image file, and no example of a class: it says which pixels of another image belong to something. Sets of
-segmentation have folders `images` and `masks` in each class, or files `1.png` and `1_mask.png` beside each other.
+A mask is an image file, and no example of a class: it says which pixels of another image belong to
+something. Sets of segmentation have folders `images` and `masks` in each class, or files `1.png`
+and `1_mask.png` beside each other.
 """
 
 import posixpath

@@ -1,7 +1,7 @@
 """Which client a user means, by its number or by the name that it has in the data.
 
-Clients are numbered from 0; `clients.parquet` has these numbers. Clients of a natural partition also have names, and a
-name may be a number too: writer 2 need not be the client with the number 2.
+Clients are numbered from 0; `clients.parquet` has these numbers. Clients of a natural partition
+also have names, and a name may be a number too: writer 2 need not be the client with the number 2.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,17 @@ NUMBER, NAME = "number:", "name:"
 def number_of(asked: int | str, names: Sequence[str], count: int, where: str = "") -> int:
     """The number of the client that is asked for: by number, by name, as `number:2` or as `name:2`.
 
-    `names` are the clients' names, none of a partition without; `where` begins a message. Raises `InputError` where no
-    client is meant, or the number of a client is another client's name.
+    `names` are the clients' names, none of a partition without; `where` begins a message. Raises
+    `InputError` where no client is meant, or the number of a client is another client's name.
 
     >>> number_of("b", ["a", "b"], 2), number_of("number:1", ["1", "2"], 2), number_of("name:1", ["1", "2"], 2)
     (1, 1, 0)
     >>> number_of(1, ["1", "2"], 2)
     Traceback (most recent call last):
         ...
-    rayfed.base.errors.InputError: client 1: number 1 is the client named '2', and the client named '1' has number 0; \
-give number:1 or name:1
+    rayfed.base.errors.InputError: client 1: number 1 is the client named '2', and the client named
+    '1' has number 0; \
+    give number:1 or name:1
     """
     text = str(asked).strip()
     begin = f"{where}: " if where else ""
@@ -42,8 +43,8 @@ give number:1 or name:1
         raise InputError(f"{begin}there is no client {text}; {known}{also}")
     if by_name is not None:
         raise InputError(
-            f"{begin}client {text}: number {text} is the client named '{names[by_number]}', and the client named "
-            f"'{text}' has number {by_name}; give {NUMBER}{text} or {NAME}{text}"
+            f"{begin}client {text}: number {text} is the client named '{names[by_number]}', and "
+            f"the client named '{text}' has number {by_name}; give {NUMBER}{text} or {NAME}{text}"
         )
     return by_number
 

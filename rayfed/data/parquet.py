@@ -1,7 +1,7 @@
 """Parquet files as one table, read column by column, some rows at a time.
 
-Each row has a place, for messages. Other tools' forms of a type (dictionaries, views, extensions, large
-types) are read as its usual form.
+Each row has a place, for messages. Other tools' forms of a type (dictionaries, views, extensions,
+large types) are read as its usual form.
 """
 
 import contextlib
@@ -20,10 +20,14 @@ from rayfed.base.storage import open_file, read_file
 from rayfed.data.contents import FIRST, what_it_is
 from rayfed.data.samples import shortened
 
-ROWS = 2048  # rows read at a time
+# Rows read at a time.
+ROWS = 2048
 PARQUET = (".parquet", ".pq")
 CUT = "; the file is damaged or was cut off: copy or download it again"
-CONVERT = "rayfed reads Parquet and folders of images; pyarrow.csv.read_csv, pyarrow.parquet.write_table convert a CSV"
+CONVERT = (
+    "rayfed reads Parquet and folders of images; pyarrow.csv.read_csv, pyarrow.parquet.write_table "
+    "convert a CSV"
+)
 
 
 class Table:
@@ -32,7 +36,9 @@ class Table:
     def __init__(
         self, fs: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str], keys: str
     ) -> None:
-        """Raises InputError where a file cannot be read, or lacks one of the `columns`, which the job's `keys` name."""
+        """Raises InputError where a file cannot be read, or lacks one of the `columns`, which the
+        job's `keys` name.
+        """
         self.fs = fs
         self._files = {path: _open(fs, path) for path in paths}
         self._first = paths[0]
@@ -64,7 +70,10 @@ class Table:
         return self._kinds[name]
 
     def _common(self, name: str) -> pa.DataType:
-        """The type that holds a column's values of all files. Raises InputError where there is none."""
+        """The type that holds a column's values of all files.
+
+        Raises InputError where there is none.
+        """
         first = _plain(self.schema.field(name).type)
         common = first
         for path, file in self._files.items():
@@ -82,7 +91,10 @@ class Table:
         return pa.concat_arrays(list(self.blocks(name)))
 
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        """A column some rows at a time. Raises InputError for a row without a value, or with a list that lacks one."""
+        """A column some rows at a time.
+
+        Raises InputError for a row without a value, or with a list that lacks one.
+        """
         start = 0
         for path, file in self._files.items():
             with _readable(path, self.fs):
@@ -106,7 +118,8 @@ class Table:
             block.validate(full=True)
         except pa.ArrowInvalid:
             raise InputError(
-                f"{self.place(start)}: column '{name}' has text that is not UTF-8; write it as UTF-8"
+                f"{self.place(start)}: column '{name}' has text that is not UTF-8; write it as "
+                "UTF-8"
             ) from None
         missing = np.flatnonzero(block.is_null().to_numpy(zero_copy_only=False))
         if not len(missing) and is_list(block.type):
@@ -118,7 +131,10 @@ class Table:
 
 
 def coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
-    """A column's values, numbered in their sorted order, int64 (N,), and the values. Each is unpacked once."""
+    """A column's values, numbered in their sorted order, int64 (N,), and the values.
+
+    Each is unpacked once.
+    """
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     order = sorted(range(len(values)), key=values.__getitem__)
@@ -134,7 +150,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The usual form of a type: without dictionaries, extensions and views, also within lists and structs.
+    """The usual form of a type: without dictionaries, extensions and views, also within lists and
+    structs.
 
     >>> _plain(pa.list_view(pa.string_view())), _plain(pa.dictionary(pa.int8(), pa.large_string()))
     (ListType(list<item: string>), DataType(large_string))
@@ -159,7 +176,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _joint(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The smallest type that holds the values of both, such as int64 of int32 and int64; None if there is none."""
+    """The smallest type that holds the values of both, such as int64 of int32 and int64; None if
+    there is none.
+    """
     if one == other:
         return one
     # Arrow would take text for bytes.

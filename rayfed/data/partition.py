@@ -1,9 +1,10 @@
 """Partitions: which client holds which training images.
 
-Each rule is a frozen dataclass with one method, `split`; a job file writes `{name = "dirichlet", alpha = 0.3,
-num_clients = 20, seed = 0}`. A rule's randomness comes from its own seed alone, so that methods and training seeds can
-share one partition. Every rule deals every image to exactly one client, and always ends: it refuses an impossible
-request at once, or after a bounded number of tries.
+Each rule is a frozen dataclass with one method, `split`; a job file writes `{name = "dirichlet",
+alpha = 0.3, num_clients = 20, seed = 0}`. A rule's randomness comes from its own seed alone, so
+that methods and training seeds can share one partition. Every rule deals every image to exactly one
+client, and always ends: it refuses an impossible request at once, or after a bounded number of
+tries.
 
 Shapes: `n` images, `N` clients, `K` classes.
 
@@ -25,29 +26,32 @@ import numpy as np
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, Ge, Le, PathMark, build, find, name_in, named, table
 
-MOST_DRAWS = (
-    5 * 10**8
-)  # random numbers that a Dirichlet split may draw by default: about half a minute
-CHUNK = (
-    2**15
-)  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
+# Random numbers that a Dirichlet split may draw by default: about half a minute.
+MOST_DRAWS = 5 * 10**8
+# Random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead.
+CHUNK = 2**15
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
     """Clients as slices of one array of indices, so that a million of them cost two arrays."""
 
-    indices: np.ndarray  # int64 (n,), into the training set; sorted within each client
-    offsets: np.ndarray  # int64 (N + 1,): client i holds indices[offsets[i]:offsets[i + 1]]
+    # int64 (n,), into the training set; sorted within each client.
+    indices: np.ndarray
+    # int64 (N + 1,): client i holds indices[offsets[i]:offsets[i + 1]].
+    offsets: np.ndarray
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
-        """From each image's client: `owners`, integers (n,) in 0..num_clients-1. Raises InputError for others."""
+        """From each image's client: `owners`, integers (n,) in 0..num_clients-1.
+
+        Raises InputError for others.
+        """
         for owner in (owners.min(initial=0), owners.max(initial=0)):
             if not 0 <= owner < num_clients:
                 raise InputError(
-                    f"Partition.of_owners: an owner is {owner}; with {num_clients} clients, owners are 0 to "
-                    f"{num_clients - 1}"
+                    f"Partition.of_owners: an owner is {owner}; with {num_clients} clients, owners "
+                    f"are 0 to {num_clients - 1}"
                 )
         sizes = np.bincount(owners.astype(np.int64), minlength=num_clients)
         return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
@@ -81,7 +85,10 @@ class Rule(Protocol):
     def split(
         self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
     ) -> Partition:
-        """Deal images with these `labels` (n,) and natural clients `groups` (n,). Raises InputError."""
+        """Deal images with these `labels` (n,) and natural clients `groups` (n,).
+
+        Raises InputError.
+        """
         ...
 
 
@@ -105,8 +112,8 @@ class Iid(Checked):
             rule = name_in(PARTITIONS, type(self))
             with_images = f" with at least {least} images each" if least > 1 else ""
             raise InputError(
-                f"{rule}: {self.num_clients} clients{with_images} cannot be made of {n} images; num_clients can be at "
-                f"most {n // least}"
+                f"{rule}: {self.num_clients} clients{with_images} cannot be made of {n} images; "
+                f"num_clients can be at most {n // least}"
             )
 
 
@@ -126,17 +133,20 @@ class _ByClass(Iid):
         return _deal(shuffled[np.argsort(labels[shuffled], kind="stable")], owners, sizes)
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The client and the size of each run, in the order of the classes, from the counts (K,) of each class."""
+        """The client and the size of each run, in the order of the classes, from the counts (K,) of
+        each class.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Shards(_ByClass):
-    """Shards of a single class and of equal size; each client gets `s` shards, perhaps two of one class.
+    """Shards of a single class and of equal size; each client gets `s` shards, perhaps two of one
+    class.
 
-    McMahan et al., AISTATS 2017, section 3. Where the labels do not divide evenly, shards are as equal as possible:
-    from one shard per class on, the class with the largest shards is cut once more, until there are
-    `num_clients * s`; shards of one class differ by at most one image.
+    McMahan et al., AISTATS 2017, section 3. Where the labels do not divide evenly, shards are as
+    equal as possible: from one shard per class on, the class with the largest shards is cut once
+    more, until there are `num_clients * s`; shards of one class differ by at most one image.
     """
 
     s: Annotated[int, Ge(1), "shards per client"] = 2
@@ -174,10 +184,11 @@ class Shards(_ByClass):
 
 @dataclass(frozen=True)
 class _Drawn(_ByClass):
-    """A rule that draws each class's proportions over the clients, again until the smallest client has `min_size`.
+    """A rule that draws each class's proportions over the clients, again until the smallest client
+    has `min_size`.
 
-    At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as counts; images are
-    dealt once, at the end.
+    At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as
+    counts; images are dealt once, at the end.
     """
 
     alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = (
@@ -190,13 +201,14 @@ class _Drawn(_ByClass):
     cap = False
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The first table of images by class and client, (K, N), whose smallest client has `min_size`."""
+        """The first table of images by class and client, (K, N), whose smallest client has
+        `min_size`.
+        """
         limit = self.max_draws or max(1, MOST_DRAWS // (self.num_clients * len(counts)))
         tried, best = 0, 0
         while tried < limit:
-            rows = min(
-                tried + 1, limit - tried, max(1, CHUNK // self.num_clients)
-            )  # 1, 2, 4, ...: most need few
+            # 1, 2, 4, ...: most need few.
+            rows = min(tried + 1, limit - tried, max(1, CHUNK // self.num_clients))
             tables = self._draw(counts, rows, rng)
             tried += rows
             smallest = tables.sum(axis=0).min(axis=1)
@@ -207,9 +219,9 @@ class _Drawn(_ByClass):
                 ].ravel()
             best = max(best, int(smallest.max()))
         raise InputError(
-            f"{name_in(PARTITIONS, type(self))}: none of {limit:,} draws with alpha = {self.alpha} gave each of "
-            f"{self.num_clients} clients min_size = {self.min_size} images (the best draw: {best}); raise alpha, lower "
-            "num_clients or min_size, or raise max_draws"
+            f"{name_in(PARTITIONS, type(self))}: none of {limit:,} draws with alpha = {self.alpha} "
+            f"gave each of {self.num_clients} clients min_size = {self.min_size} images (the best "
+            f"draw: {best}); raise alpha, lower num_clients or min_size, or raise max_draws"
         )
 
     def _draw(self, counts: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -219,7 +231,8 @@ class _Drawn(_ByClass):
         held = np.zeros(shape, dtype=np.int64)
         for share, count in zip(tables, counts, strict=True):
             if not count:
-                continue  # at the end every client may be full, and no proportions left
+                # At the end every client may be full, and no proportions left.
+                continue
             logs = self._logs(shape, rng)
             if self.cap:
                 logs[held * self.num_clients >= n] = -np.inf
@@ -232,7 +245,8 @@ class _Drawn(_ByClass):
     def _logs(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
         """Logarithms of gammas, whose shares of their sum are Dir(alpha).
 
-        Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's gammas are all below the smallest float.
+        Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's gammas are all below the
+        smallest float.
         """
         return (
             np.log(rng.standard_gamma(self.alpha + 1, shape))
@@ -244,11 +258,12 @@ class _Drawn(_ByClass):
 class Dirichlet(_Drawn):
     """For each class, proportions over the clients drawn from Dir(alpha).
 
-    The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with `cap`, a client that
-    already holds n / N images gets none of the next class.
+    The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with
+    `cap`, a client that already holds n / N images gets none of the next class.
 
-    With `sizes = "equal"`, as in the code of FedACG, FedRCL and FedWSQ: one client after the other draws proportions
-    over the classes from Dir(alpha), and its images by these weights among those that are left.
+    With `sizes = "equal"`, as in the code of FedACG, FedRCL and FedWSQ: one client after the other
+    draws proportions over the classes from Dir(alpha), and its images by these weights among those
+    that are left.
     """
 
     cap: Annotated[bool, "clients that hold n / N images get no more"] = True
@@ -259,10 +274,12 @@ class Dirichlet(_Drawn):
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         if self.sizes == "drawn":
             return super()._runs(counts, rng)
-        left = np.repeat(np.arange(len(counts)), counts)  # the classes of the images that are left
+        # The classes of the images that are left.
+        left = np.repeat(np.arange(len(counts)), counts)
         table = np.zeros((len(counts), self.num_clients), dtype=np.int64)
         for client, size in enumerate(_even(len(left), self.num_clients)):
-            # The first `size` of exponential waiting times, at rates in these proportions, are a draw by weight.
+            # The first `size` of exponential waiting times, at rates in these proportions, are a
+            # draw by weight.
             waits = (
                 np.log(rng.standard_exponential(len(left))) - self._logs((len(counts),), rng)[left]
             )
@@ -274,7 +291,9 @@ class Dirichlet(_Drawn):
 
 @dataclass(frozen=True)
 class Quantity(_Drawn):
-    """Clients' shares of all images drawn from Dir(alpha), and each client's images from all (Li et al., ICDE 2022)."""
+    """Clients' shares of all images drawn from Dir(alpha), and each client's images from all (Li et
+    al., ICDE 2022).
+    """
 
     def split(
         self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
@@ -286,8 +305,8 @@ class Quantity(_Drawn):
 class Classes(_ByClass):
     """Each client holds `k` classes, each class is split equally among its holders (#K = k).
 
-    Li et al., ICDE 2022. Each class is first dealt to one client, in random order, so that it has a holder; the rest
-    of a client's `k` classes is random.
+    Li et al., ICDE 2022. Each class is first dealt to one client, in random order, so that it has a
+    holder; the rest of a client's `k` classes is random.
     """
 
     k: Annotated[int, Ge(1), "classes per client"] = 2
@@ -299,8 +318,8 @@ class Classes(_ByClass):
         if len(short):
             label = short[0]
             raise InputError(
-                f"classes: class {label} has {counts[label]} images for {holders[label]} clients; lower num_clients "
-                "or k"
+                f"classes: class {label} has {counts[label]} images for {holders[label]} clients; "
+                "lower num_clients or k"
             )
         return owners, np.concatenate(
             [_even(count, h) for count, h in zip(counts, holders, strict=True) if h]
@@ -313,8 +332,9 @@ class Classes(_ByClass):
         num_classes, num_clients = len(present), self.num_clients
         if not self.k <= num_classes <= num_clients * self.k:
             raise InputError(
-                f"classes: k = {self.k} classes for each of {num_clients} clients, of {num_classes} classes in all; "
-                f"k must be at most {num_classes}, num_clients * k at least {num_classes}"
+                f"classes: k = {self.k} classes for each of {num_clients} clients, of "
+                f"{num_classes} classes in all; k must be at most {num_classes}, num_clients * k "
+                f"at least {num_classes}"
             )
         # A client takes the k classes of lowest rank; the classes dealt to it come first.
         rank = rng.random((num_clients, num_classes))
@@ -346,14 +366,17 @@ class Natural(Checked):
 
 @dataclass(frozen=True)
 class File(Checked):
-    """Who holds which image, as a file says (`rayfed.data.dealt`): one of others, or one of `rayfed partition`."""
+    """Who holds which image, as a file says (`rayfed.data.dealt`): one of others, or one of `rayfed
+    partition`.
+    """
 
     path: Annotated[str, PathMark(), "file of each client's images: .json, .txt, .npz or .parquet"]
 
     def split(
         self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
     ) -> Partition:
-        from rayfed.data.dealt import read_dealt  # brings pyarrow
+        # Brings pyarrow.
+        from rayfed.data.dealt import read_dealt
 
         owners, num_clients = read_dealt(self.path, len(labels))
         held = np.flatnonzero(owners >= 0)
@@ -372,7 +395,9 @@ def read_rule(value: Any) -> Rule:
 
 
 def shared_keys(name: str) -> set[str]:
-    """Of the keys `num_clients` and `seed`, those that a rule has; none for a rule that does not exist."""
+    """Of the keys `num_clients` and `seed`, those that a rule has; none for a rule that does not
+    exist.
+    """
     try:
         return {"num_clients", "seed"} & {f.name for f in fields(_find(name))}
     except InputError:
@@ -384,7 +409,8 @@ def _find(name: str) -> Any:
     usable = inspect.isclass(rule) and is_dataclass(rule) and callable(getattr(rule, "split", None))
     if not usable:
         raise InputError(
-            f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method `split`"
+            f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method "
+            "`split`"
         )
     return rule
 

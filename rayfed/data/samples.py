@@ -14,28 +14,36 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 
-MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
-PADDING = 0  # in place of a token, after the end of a list
+# The counts of each pair of classes take 8 GiB then.
+MAX_CLASSES = 2**15
+# In place of a token, after the end of a list.
+PADDING = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """A labelled set of examples."""
 
-    examples: (
-        np.ndarray
-    )  # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous
-    labels: np.ndarray  # int64 (N,), 0..K-1
-    classes: tuple[str, ...]  # the K class names, in label order
+    # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous.
+    examples: np.ndarray
+    # int64 (N,), 0..K-1.
+    labels: np.ndarray
+    # The K class names, in label order.
+    classes: tuple[str, ...]
     groups: np.ndarray | None = (
-        None  # int64 (N,): each row's natural client, numbered by sorted name
+        # int64 (N,): each row's natural client, numbered by sorted name.
+        None
     )
     domains: np.ndarray | None = (
-        None  # int64 (N,): each row's domain, numbered as in `domain_names`
+        # int64 (N,): each row's domain, numbered as in `domain_names`.
+        None
     )
-    domain_names: tuple[str, ...] = ()  # sorted
-    vocabulary: int = 0  # of tokens: each is below it
-    group_names: tuple[str, ...] = ()  # sorted
+    # Sorted
+    domain_names: tuple[str, ...] = ()
+    # Of tokens: each is below it.
+    vocabulary: int = 0
+    # Sorted
+    group_names: tuple[str, ...] = ()
     # The files say which number is which class: their labels are numbers, or they list the names.
     numbered: bool = False
     # Of text and tokens: int64 (N,), how many each example had before it was cut or padded.
@@ -61,7 +69,9 @@ class Samples:
         )
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
-        """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""
+        """How many of these rows each domain has, int64 (domains,); (0,) where the set has no
+        domains.
+        """
         found = np.empty(0, dtype=np.int64) if self.domains is None else self.domains[rows]
         return np.bincount(found, minlength=len(self.domain_names))
 
@@ -83,7 +93,8 @@ class Dataset:
             ours, theirs = getattr(self.train, attribute), getattr(self.test, attribute)
             if ours != theirs:
                 raise InputError(
-                    f"training and test set disagree in {kind}: {shortened(ours)} and {shortened(theirs)}"
+                    f"training and test set disagree in {kind}: {shortened(ours)} and "
+                    f"{shortened(theirs)}"
                 )
 
 
@@ -96,13 +107,15 @@ def few_classes(num_classes: int, where: str) -> None:
     """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
         raise InputError(
-            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label? "
-            "Numbers of classes begin with 0 and have no gaps"
+            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the "
+            "label? Numbers of classes begin with 0 and have no gaps"
         )
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
-    """Split `samples` in two: `fraction` of every class is for the test, at least one image but never all."""
+    """Split `samples` in two: `fraction` of every class is for the test, at least one image but
+    never all.
+    """
     rng = np.random.default_rng(seed)
     test = np.zeros(len(samples), dtype=bool)
     for label in np.unique(samples.labels):
@@ -111,6 +124,7 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Sam
         test[rng.permutation(members)[:held]] = True
     if not test.any():
         raise InputError(
-            f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on"
+            f"data.test_fraction = {fraction}: no class has two images, one to train and one to "
+            "test on"
         )
     return samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test))

@@ -5,7 +5,8 @@ from PIL import ExifTags, Image
 
 from rayfed.base.errors import InputError
 
-PLAIN = ("L", "RGB")  # modes that are as one sees them
+# Modes that are as one sees them.
+PLAIN = ("L", "RGB")
 GREY = {"1": "L", "L": "L", "LA": "LA", "La": "LA"}
 WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -24,7 +25,8 @@ TURNS = {
 
 
 def as_seen(image: Image.Image) -> Image.Image:
-    """The image in mode L if it is grey, else RGB: turned by EXIF, on white where it is transparent.
+    """The image in mode L if it is grey, else RGB: turned by EXIF, on white where it is
+    transparent.
 
     Raises InputError where its values have no known range.
     """
@@ -48,7 +50,8 @@ def upright(image: Image.Image) -> Image.Image:
         return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # a damaged note says nothing, and the pixels are whole
+    except Exception:
+        # A damaged note says nothing, and the pixels are whole.
         return image
     turn = TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
@@ -64,15 +67,17 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     values = levels(image)
     if values is None:
         raise InputError(
-            f"mode {image.mode}: values of 32 bits have no known range; scale them to 0..255 and save them with "
-            "8 bits per channel"
+            f"mode {image.mode}: values of 32 bits have no known range; scale them to 0..255 and "
+            "save them with 8 bits per channel"
         )
     # 65535 is white, and becomes 255.
     return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """A transparent image as a page shows it; what it has below its transparent parts is never seen."""
+    """A transparent image as a page shows it; what it has below its transparent parts is never
+    seen.
+    """
     both = image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
     opaque = both.convert("L" if both.mode == "LA" else "RGB")
     alpha = both.getchannel("A")

@@ -1,4 +1,6 @@
-"""The [data] table of a job file: which examples, how to read and augment them, and how to deal them to clients."""
+"""The [data] table of a job file: which examples, how to read and augment them, and how to deal
+them to clients.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -10,17 +12,40 @@ from rayfed.base.values import Checked, Form, Ge, Le, Lt, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
 
 MINI = "fashion-mnist-mini"
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # no s3://, no C:\
+# No s3://, no C:\
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 SOURCES = {
     MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
-    "mnist": "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 MB)",
-    "fashion-mnist": "60,000 + 10,000 grey 28x28, 10 classes of clothing; MIT; by torchvision, downloaded once (31 MB)",
-    "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded once (562 MB)",
-    "cifar10": "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)",
-    "cifar100": "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 MB)",
-    "cinic10": "90,000 + 90,000 RGB 32x32, CIFAR-10's classes; CC BY 4.0; from the hub, downloaded once (771 MB)",
-    "tiny-imagenet": "100,000 + 10,000 RGB 64x64, 200 classes of objects; from the hub, downloaded once (161 MB)",
-    "femnist": "814,277 of 28x28, 62 digits and letters, writer_id; BSD; no test set; from the hub, downloaded once",
+    "mnist": (
+        "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 "
+        "MB)"
+    ),
+    "fashion-mnist": (
+        "60,000 + 10,000 grey 28x28, 10 classes of clothing; MIT; by torchvision, downloaded once "
+        "(31 MB)"
+    ),
+    "emnist": (
+        "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded "
+        "once (562 MB)"
+    ),
+    "cifar10": (
+        "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)"
+    ),
+    "cifar100": (
+        "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 "
+        "MB)"
+    ),
+    "cinic10": (
+        "90,000 + 90,000 RGB 32x32, CIFAR-10's classes; CC BY 4.0; from the hub, downloaded once "
+        "(771 MB)"
+    ),
+    "tiny-imagenet": (
+        "100,000 + 10,000 RGB 64x64, 200 classes of objects; from the hub, downloaded once (161 MB)"
+    ),
+    "femnist": (
+        "814,277 of 28x28, 62 digits and letters, writer_id; BSD; no test set; from the hub, "
+        "downloaded once"
+    ),
 }
 """The named sources, with a line about each, as `rayfed data` lists them."""
 
@@ -31,7 +56,10 @@ IN_PLACE = ("tokens", "text", "features")
 
 @dataclass(frozen=True)
 class Augment(Checked):
-    """Changes to training images, off by default. Usual for CIFAR: crop = 4, flip = true, cutout = 16."""
+    """Changes to training images, off by default.
+
+    Usual for CIFAR: crop = 4, flip = true, cutout = 16.
+    """
 
     crop: Annotated[int, Ge(0), "padding of the random crop in pixels; 0 is off"] = 0
     crop_padding: Annotated[
@@ -50,7 +78,10 @@ class Augment(Checked):
 
 @dataclass(frozen=True)
 class Data(Checked):
-    """A federation's data. The fields from `test` to `vocabulary` are for files; named sources need none of them."""
+    """A federation's data.
+
+    The fields from `test` to `vocabulary` are for files; named sources need none of them.
+    """
 
     source: Annotated[
         str,
@@ -111,9 +142,8 @@ class Data(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        source = spelled(
-            self.source, SOURCES
-        )  # cifar10 for CIFAR10, where there is no folder of that name
+        # cifar10 for CIFAR10, where there is no folder of that name.
+        source = spelled(self.source, SOURCES)
         if source != self.source and not Path(self.source).exists():
             object.__setattr__(self, "source", source)
         self._check_columns()
@@ -125,12 +155,16 @@ class Data(Checked):
 
     @property
     def module(self) -> str:
-        """The user's module, where the source is a function of theirs, `package.module:name`; else ''."""
+        """The user's module, where the source is a function of theirs, `package.module:name`; else
+        ''.
+        """
         return self.source.partition(":")[0] if FUNCTION.fullmatch(self.source) else ""
 
     @property
     def in_place_of_images(self) -> str:
-        """The key that names the columns a model sees, where they are no images: tokens, text or features; else ''."""
+        """The key that names the columns a model sees, where they are no images: tokens, text or
+        features; else ''.
+        """
         return next((key for key in IN_PLACE if getattr(self, key)), "")
 
     @property
@@ -145,7 +179,8 @@ class Data(Checked):
         place = f"data.{key} = {getattr(self, key)!r}"
         if self.source in SOURCES or self.module:
             raise InputError(
-                f"{place}: the source '{self.source}' has images; give data.source, a path of Parquet files"
+                f"{place}: the source '{self.source}' has images; give data.source, a path of "
+                "Parquet files"
             )
         kinds = [name for name in IN_PLACE if getattr(self, name)]
         if len(kinds) > 1:
@@ -164,11 +199,13 @@ class Data(Checked):
             )
         if self.text and self.vocabulary < 2:
             raise InputError(
-                f"{place}: data.vocabulary = {self.vocabulary}; give 2 or more, how many token numbers words are "
-                "hashed to, such as 20000"
+                f"{place}: data.vocabulary = {self.vocabulary}; give 2 or more, how many token "
+                "numbers words are hashed to, such as 20000"
             )
 
 
 def is_relative(path: str) -> bool:
-    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor s3://bucket/runs."""
+    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor
+    s3://bucket/runs.
+    """
     return "://" not in path and not path.startswith(("/", "~"))

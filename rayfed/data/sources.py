@@ -1,8 +1,8 @@
 """The source of the images: `load` turns the [data] table of a job into arrays.
 
-A source is a known name (`SOURCES`) or the path or URI of a Parquet file, a folder of Parquet files or a tree of
-image folders, on a local disk, on any file system that pyarrow reaches (s3://, gs://, hdfs://), or at the Hugging Face
-hub (hf://).
+A source is a known name (`SOURCES`) or the path or URI of a Parquet file, a folder of Parquet files
+or a tree of image folders, on a local disk, on any file system that pyarrow reaches (s3://, gs://,
+hdfs://), or at the Hugging Face hub (hf://).
 
 >>> data = load(Data("fashion-mnist-mini"))
 >>> data.train.examples.shape, data.train.examples.dtype, data.test.examples.shape
@@ -33,10 +33,16 @@ from rayfed.data.samples import Dataset, Samples, few_classes, hold_out, shorten
 from rayfed.data.seen import as_seen, upright
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
 
-NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")  # torchvision's
-TORCHVISION = {name.replace("nM", "n-M").lower(): name for name in NAMES}  # by our name
-PAIR = "it gives (train, test), test may be None, each a torch Dataset of PIL images or a pair (uint8 images, labels)"
-SCALES = [  # how to make uint8 of images from the lowest to the highest value
+# Torchvision's
+NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")
+# By our name.
+TORCHVISION = {name.replace("nM", "n-M").lower(): name for name in NAMES}
+PAIR = (
+    "it gives (train, test), test may be None, each a torch Dataset of PIL images or a pair (uint8 "
+    "images, labels)"
+)
+# How to make uint8 of images from the lowest to the highest value.
+SCALES = [
     ("(255 * images).round().astype('uint8')", 0, 1),
     ("((images + 1) * 127.5).round().astype('uint8')", -1, 1),
     ("images.round().astype('uint8')", 0, 255),
@@ -67,7 +73,10 @@ def _what_is_read(data: Data) -> Data:
 
 
 def load(data: Data) -> Dataset:
-    """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
+    """Read a source whole, as uint8 arrays.
+
+    Raises InputError for anything wrong with it, with the place.
+    """
     train: Samples
     test: Samples | None
     if data.test and (data.module or (data.source in SOURCES and data.source not in HUB)):
@@ -84,18 +93,21 @@ def load(data: Data) -> Dataset:
         train, test = read_files(fetch(data))
     elif any(mark in data.source for mark in "/\\."):
         raise InputError(
-            f"data.source = '{data.source}': no such file or folder; if the data lie elsewhere now, give the path: "
-            "-s data.source=PATH"
+            f"data.source = '{data.source}': no such file or folder; if the data lie elsewhere "
+            "now, give the path: -s data.source=PATH"
         )
     else:
         raise InputError(
-            f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}"
+            f"data.source = '{data.source}': no such source or "
+            f"file{did_you_mean(data.source, SOURCES)}"
         )
     if data.client and train.groups is None:
         raise InputError(
-            f"data.partition.column = '{data.client}': the source '{data.source}' has no such column"
+            f"data.partition.column = '{data.client}': the source '{data.source}' has no such "
+            "column"
         )
-    if data.test_fraction:  # a test set is left alone
+    # A test set is left alone.
+    if data.test_fraction:
         train, test = hold_out(train, data.test_fraction, data.test_seed)
     if test is None:
         ways = 'name a test set (data.test = "path"), or hold out a part (data.test_fraction = 0.1)'
@@ -141,7 +153,10 @@ def _as_colourful(samples: Samples, other: Samples) -> Samples:
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
-    """The training and the test set. Raises InputError if a set is neither in the folder nor can be downloaded."""
+    """The training and the test set.
+
+    Raises InputError if a set is neither in the folder nor can be downloaded.
+    """
     folder = Path(root).expanduser()
     options = {"split": split} if name == "emnist" else {}
     return _samples(_fetch(name, folder, options, train=True)), _samples(
@@ -152,22 +167,24 @@ def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
 def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> Any:
     """torchvision's data set object, from `folder` if it is there, else downloaded."""
     try:
-        from torchvision import datasets  # slow, and actors never need it
+        # Slow, and actors never need it.
+        from torchvision import datasets
     except (ImportError, RuntimeError) as error:
         raise InputError(
-            f"data.source = '{name}': it needs torchvision, which cannot be imported ({error}); install the one that "
-            "belongs to torch here, by its release and by CUDA or CPU"
+            f"data.source = '{name}': it needs torchvision, which cannot be imported ({error}); "
+            "install the one that belongs to torch here, by its release and by CUDA or CPU"
         ) from None
     cls = getattr(datasets, TORCHVISION[name])
     for download in (False, True):
         try:
             return cls(str(folder), train=train, download=download, **options)
-        except Exception as error:  # torchvision's readers raise nearly anything on damaged files
+        except Exception as error:
+            # Torchvision's readers raise nearly anything on damaged files.
             reason = " ".join(str(error).split()) or type(error).__name__
     raise InputError(
-        f"data.source = '{name}': {folder} has no intact copy, and the download failed ({reason}). Either run once "
-        "where there is a network and copy that folder here, or set data.root to a folder that has the set "
-        "(source = 'fashion-mnist-mini' needs neither)"
+        f"data.source = '{name}': {folder} has no intact copy, and the download failed ({reason}). "
+        "Either run once where there is a network and copy that folder here, or set data.root to a "
+        "folder that has the set (source = 'fashion-mnist-mini' needs neither)"
     )
 
 
@@ -175,8 +192,10 @@ def _samples(dataset: Any) -> Samples:
     """torchvision's data set object as samples."""
     images = np.asarray(dataset.data)
     if type(dataset).__name__ == "EMNIST":
-        images = images.swapaxes(1, 2)  # its files hold every image transposed
-    classes = tuple(name.split(" - ")[0] for name in dataset.classes)  # MNIST's are '0 - zero'
+        # Its files hold every image transposed.
+        images = images.swapaxes(1, 2)
+    # MNIST's are '0 - zero'.
+    classes = tuple(name.split(" - ")[0] for name in dataset.classes)
     return Samples(_with_channels(images), np.asarray(dataset.targets, dtype=np.int64), classes)
 
 
@@ -224,13 +243,14 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     )
     if (classes and own != classes) or len(set(own)) < len(own):
         raise InputError(
-            f"classes are {shortened(own)}; the test set's must be the training set's, each named once"
+            f"classes are {shortened(own)}; the test set's must be the training set's, each named "
+            "once"
         )
     if codes.min() < 0 or codes.max() >= len(own):
         which = "test" if classes else "training"
         raise InputError(
-            f"labels of the {which} set are {codes.min()} to {codes.max()}, and must be whole numbers from 0, below "
-            f"the number of classes, {len(own)}{why_negative(codes)}"
+            f"labels of the {which} set are {codes.min()} to {codes.max()}, and must be whole "
+            f"numbers from 0, below the number of classes, {len(own)}{why_negative(codes)}"
         )
     return Samples(examples, codes.astype(np.int64), own)
 
@@ -254,7 +274,10 @@ def _in_colour(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _codes(labels: np.ndarray, count: int) -> np.ndarray:
-    """A user's labels as whole numbers (count,). Raises InputError, with how to make them of other labels."""
+    """A user's labels as whole numbers (count,).
+
+    Raises InputError, with how to make them of other labels.
+    """
     is_float = labels.dtype.kind == "f"
     is_whole = is_float and bool(np.isfinite(labels).all() and (labels == np.round(labels)).all())
     if labels.shape == (count,) and (labels.dtype.kind in "iub" or is_whole):
@@ -272,7 +295,9 @@ def _codes(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 def _way_to_channels(shape: tuple[int, ...]) -> str:
-    """How to make images with 1 or 3 channels of images of another shape; '' if the shape does not tell."""
+    """How to make images with 1 or 3 channels of images of another shape; '' if the shape does not
+    tell.
+    """
     if len(shape) != 3:
         return ""
     if shape[2] in (2, 4):
@@ -280,7 +305,10 @@ def _way_to_channels(shape: tuple[int, ...]) -> str:
     if shape[0] in (2, 4):
         return f"; to leave out transparency, give images[:, :{shape[0] - 1}]"
     if shape[1] in (1, 3):
-        return "; if the images are counted by the last axis, as in .mat files, give numpy.moveaxis(images, -1, 0)"
+        return (
+            "; if the images are counted by the last axis, as in .mat files, give "
+            "numpy.moveaxis(images, -1, 0)"
+        )
     return ""
 
 
@@ -290,7 +318,8 @@ def _stacked(images: Any) -> np.ndarray:
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise InputError(
-            f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one shape"
+            f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one "
+            "shape"
         )
     pixels = np.stack(arrays)
     if pixels.dtype != np.uint8:
@@ -298,11 +327,13 @@ def _stacked(images: Any) -> np.ndarray:
         fits = [made for made, low, high in scales if low <= pixels.min() and pixels.max() <= high]
         made = f"as {fits[0]} makes of them" if fits else "as they were before they were normalised"
         raise InputError(
-            f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, {made}"
+            f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 "
+            f"from 0 to 255, {made}"
         )
     if pixels.ndim != 3 and not (pixels.ndim == 4 and {pixels.shape[1], pixels.shape[3]} & {1, 3}):
         way = _way_to_channels(pixels.shape[1:])
         raise InputError(
-            f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3{way}"
+            f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C "
+            f"1 or 3{way}"
         )
     return _with_channels(pixels)

@@ -1,11 +1,13 @@
-"""Which files are to train on, which to test on: told by the names of folders and files, at any depth.
+"""Which files are to train on, which to test on: told by the names of folders and files, at any
+depth.
 
-A name tells a split if it has a word for it, such as `Training`, `test2017` or `val_images`, and else only words such
-as `images`. A name of a file may also begin with the word, as `train-00000-of-00002-5f3c.parquet`. Else names that
-differ in such a word alone are a pair, such as `cifar_train` and `cifar_test`.
+A name tells a split if it has a word for it, such as `Training`, `test2017` or `val_images`, and
+else only words such as `images`. A name of a file may also begin with the word, as
+`train-00000-of-00002-5f3c.parquet`. Else names that differ in such a word alone are a pair, such as
+`cifar_train` and `cifar_test`.
 
-A class may have such a name, too, as CIFAR-100's `train`. So the topmost name counts, and a folder that holds images
-to train on tells a split only where another folder is left to tell their class.
+A class may have such a name, too, as CIFAR-100's `train`. So the topmost name counts, and a folder
+that holds images to train on tells a split only where another folder is left to tell their class.
 """
 
 import posixpath
@@ -32,14 +34,19 @@ FILLER = re.compile(
 )
 # As the name of a class, these are words like any other: valid and invalid parts, for example.
 USUAL_CLASSES = ("valid", "dev", "devel", "development", "vld")
-MENTIONED = ("test", "testing", "validation")  # words that in a longer name still tell a test set
+# Words that in a longer name still tell a test set.
+MENTIONED = ("test", "testing", "validation")
 TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
 BEGINNING = re.compile(rf"({'|'.join(SPLIT_OF)})(?=[-_. \d]|$)", re.IGNORECASE)
 TRAINING = re.compile("|".join(WORDS["train"]), re.IGNORECASE)
-Folders = tuple[str, ...]  # the names of the folders on the way from the root to a file
-Entry = tuple[Folders, str]  # the folders of a file, and its own name; '' where it is not looked at
-Mark = Callable[[str, bool], str]  # the split that a name tells, '' if none; whether it is a file's
-Found = dict[Entry, tuple[str, int]]  # the split, and at which level of the entry its name stands
+# The names of the folders on the way from the root to a file.
+Folders = tuple[str, ...]
+# The folders of a file, and its own name; '' where it is not looked at.
+Entry = tuple[Folders, str]
+# The split that a name tells, '' if none; whether it is a file's.
+Mark = Callable[[str, bool], str]
+# The split, and at which level of the entry its name stands.
+Found = dict[Entry, tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -47,16 +54,25 @@ class Layout:
     """What the names of the files at or below a root tell."""
 
     root: str
-    files: dict[str, list[str]]  # by split; all under "", if names tell none
-    levels: dict[Folders, int] = field(default_factory=dict)  # of the folder that tells the split
-    left_out: tuple[str, ...] = ()  # files of no split, where others have one
-    doubtful: tuple[str, ...] = ()  # what looks like a test set, but is not told from the rest
-    classlike: bool = False  # it holds images itself, as the folder of a class does
-    training: str = ""  # what looks like a training set, but is not told from the rest
-    rest: str = ""  # an example of what looks like neither
+    # By split; all under "", if names tell none.
+    files: dict[str, list[str]]
+    # Of the folder that tells the split.
+    levels: dict[Folders, int] = field(default_factory=dict)
+    # Files of no split, where others have one.
+    left_out: tuple[str, ...] = ()
+    # What looks like a test set, but is not told from the rest.
+    doubtful: tuple[str, ...] = ()
+    # It holds images itself, as the folder of a class does.
+    classlike: bool = False
+    # What looks like a training set, but is not told from the rest.
+    training: str = ""
+    # An example of what looks like neither.
+    rest: str = ""
 
     def folders(self, file: str) -> Folders:
-        """The folders of a file, from the top of the file system, without the one that tells the split."""
+        """The folders of a file, from the top of the file system, without the one that tells the
+        split.
+        """
         place = below(self.root, posixpath.dirname(file))
         level = self.levels.get(place, len(place))
         return (*self.root.split("/"), *place[:level], *place[level + 1 :])
@@ -188,7 +204,9 @@ def _common_depth(entries: Iterable[Entry]) -> int:
 
 
 def _found(entries: Iterable[Entry], mark: Mark, start: int) -> Found:
-    """The topmost name of each entry, from the level `start` on, that tells a split; entries without are left out."""
+    """The topmost name of each entry, from the level `start` on, that tells a split; entries
+    without are left out.
+    """
     found: Found = {}
     for entry in entries:
         names = _names(entry)
@@ -201,7 +219,9 @@ def _found(entries: Iterable[Entry], mark: Mark, start: int) -> Found:
 
 
 def _tells_splits(found: Found, start: int, images: bool) -> bool:
-    """Whether there are a training and another set, and folders are left that tell the classes of the training set."""
+    """Whether there are a training and another set, and folders are left that tell the classes of
+    the training set.
+    """
     splits = {split for split, _ in found.values()}
     if "train" not in splits or len(splits) < 2:
         return False
@@ -231,7 +251,8 @@ def _layout(root: str, files: Sequence[str], entries: Sequence[Entry], found: Fo
 
 def _one_set(root: str, files: Sequence[str], entries: set[Entry], images: bool) -> Layout:
     """All files as one set, with what looks like a test set in it."""
-    doubtful: dict[str, bool] = {}  # and whether it holds images itself
+    # And whether it holds images itself.
+    doubtful: dict[str, bool] = {}
     training = rest = ""
     pairs = Pairs(entries)
     for entry in sorted(entries):

@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Iterable
 
 MISSING = {"nan", "NaN", "NAN", "None", "NONE", "null", "NULL", "<NA>", "N/A", "n/a", "#N/A"}
-MISSING_SHARE = 0.01  # of texts that stand for no text, that is warned of
+# Of texts that stand for no text, that is warned of.
+MISSING_SHARE = 0.01
 # A path or a name of a file: no spaces, and a suffix of letters at the end.
 FILE = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
 log = logging.getLogger(__name__)
@@ -18,7 +19,9 @@ def is_missing(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """A name without what the eye does not see: capitals, spaces, invisible characters, forms of Unicode."""
+    """A name without what the eye does not see: capitals, spaces, invisible characters, forms of
+    Unicode.
+    """
     composed = unicodedata.normalize("NFKC", name).casefold()
     seen = [mark for mark in composed if not mark.isspace() and unicodedata.category(mark) != "Cf"]
     return "".join(seen)
@@ -32,9 +35,11 @@ class Texts:
         self.column = column
         self.number = 0
         self.missing = 0
-        self.example = ""  # of those that stand for no text
+        # Of those that stand for no text.
+        self.example = ""
         self.files = 0
-        self.file = ""  # an example of a name of a file
+        # An example of a name of a file.
+        self.file = ""
 
     def count(self, texts: Iterable[str]) -> None:
         """Count more texts of the column."""
@@ -51,8 +56,8 @@ class Texts:
         """Warn of texts that stand for no text, and of a column of names of files."""
         if self.missing and self.missing >= MISSING_SHARE * self.number:
             log.warning(
-                "%s: %d of %d texts of column '%s' are '%s', as programs write it where there is no text; leave "
-                "them out",
+                "%s: %d of %d texts of column '%s' are '%s', as programs write it where there is "
+                "no text; leave them out",
                 self.place,
                 self.missing,
                 self.number,
@@ -61,8 +66,8 @@ class Texts:
             )
         if self.files > self.number / 2:
             log.warning(
-                "%s: %d of %d texts of column '%s' are names of files, such as '%s', and the names are trained on; "
-                "write what is in the files into the column",
+                "%s: %d of %d texts of column '%s' are names of files, such as '%s', and the names "
+                "are trained on; write what is in the files into the column",
                 self.place,
                 self.files,
                 self.number,

@@ -1,8 +1,9 @@
-"""How uneven a partition is: how far the clients' labels are from all labels, and how their sizes differ.
+"""How uneven a partition is: how far the clients' labels are from all labels, and how their sizes
+differ.
 
-A client's share of a class is `p`, the share of the class among all examples `q`. Of the cells of clients by classes
-only the filled ones are given, each with its client, `p` and `q`: so a million clients take no more than their cells.
-A client without examples has no distance: it is nan.
+A client's share of a class is `p`, the share of the class among all examples `q`. Of the cells of
+clients by classes only the filled ones are given, each with its client, `p` and `q`: so a million
+clients take no more than their cells. A client without examples has no distance: it is nan.
 
 Shapes: `M` filled cells, `N` clients.
 """
@@ -22,34 +23,35 @@ def hellinger(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
 def jensen_shannon(
     client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
 ) -> np.ndarray:
-    """The Jensen-Shannon distance of each client (N,): the root of the divergence in bits, from 0 to 1.
+    """The Jensen-Shannon distance of each client (N,): the root of the divergence in bits, from 0
+    to 1.
 
     >>> jensen_shannon(np.array([0]), p=np.array([1.0]), q=np.array([1.0]), num_clients=1)
     array([0.])
     """
     both = (p + q) / 2
     of_cells = (p * np.log2(p / both) + q * np.log2(q / both) - q) / 2
-    return np.sqrt(
-        np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0)
-    )  # of a class not held, q / 2
+    # Of a class not held, q / 2.
+    return np.sqrt(np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0))
 
 
 def earth_mover(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:
-    """`sum_c |p - q|` of each client (N,), from 0 to 2, which Zhao et al. call the earth mover's distance.
+    """`sum_c |p - q|` of each client (N,), from 0 to 2, which Zhao et al. call the earth mover's
+    distance.
 
-    "Federated Learning with Non-IID Data" (arXiv 1806.00582, section 3). Where all classes are equally far from each
-    other it is twice what has to be moved.
+    "Federated Learning with Non-IID Data" (arXiv 1806.00582, section 3). Where all classes are
+    equally far from each other it is twice what has to be moved.
 
     >>> earth_mover(np.array([0, 0]), p=np.array([0.5, 0.5]), q=np.array([0.1, 0.1]), num_clients=1)
     array([1.6])
     """
-    return np.maximum(
-        _sums(client, np.abs(p - q) - q, num_clients) + 1, 0
-    )  # of a class not held, q
+    # Of a class not held, q.
+    return np.maximum(_sums(client, np.abs(p - q) - q, num_clients) + 1, 0)
 
 
 def gini(sizes: np.ndarray) -> float:
-    """The Gini coefficient of the clients' sizes (N,): 0 where all are equal, 1 - 1/N where one client has all.
+    """The Gini coefficient of the clients' sizes (N,): 0 where all are equal, 1 - 1/N where one
+    client has all.
 
     >>> gini(np.array([0, 0, 8, 0]))
     0.75
@@ -64,9 +66,11 @@ def gini(sizes: np.ndarray) -> float:
 def unevenness(
     client: np.ndarray, label: np.ndarray, count: np.ndarray, num_clients: int, num_classes: int
 ) -> dict[str, float]:
-    """The measures of a partition by name, each distance as the mean over clients with examples, equally weighted.
+    """The measures of a partition by name, each distance as the mean over clients with examples,
+    equally weighted.
 
-    `client`, `label` and `count` (M,) are the filled cells. Classes without any example are not missing.
+    `client`, `label` and `count` (M,) are the filled cells. Classes without any example are not
+    missing.
     """
     sizes = np.bincount(client, count, num_clients)
     of_class = np.bincount(label, count, num_classes)
@@ -89,7 +93,8 @@ def in_words(measures: dict[str, float]) -> str:
     """A line with the measures of `unevenness`.
 
     >>> in_words({"hellinger": 0.5, "jensen_shannon": 0.25, "earth_mover": 1.5, "size_gini": 0, "missing_classes": 8})
-    'Hellinger 0.500, Jensen-Shannon 0.250, earth mover 1.500; Gini of sizes 0.000; 8.0 classes missing per client'
+    'Hellinger 0.500, Jensen-Shannon 0.250, earth mover 1.500; Gini of sizes 0.000; 8.0 classes
+    missing per client'
     """
     return (
         f"Hellinger {measures['hellinger']:.3f}, Jensen-Shannon {measures['jensen_shannon']:.3f}, "

@@ -20,10 +20,12 @@ def _is_run(folder: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none.
+    """The folder, if it is a run's; else all runs below it, such as those of a grid.
 
-    The runs of a grid come in the order of its job file, others in the order of their names. A job file of the user's
-    may lie in a folder above the runs.
+    Raises `InputError` for none.
+
+    The runs of a grid come in the order of its job file, others in the order of their names. A job
+    file of the user's may lie in a folder above the runs.
     """
     if _is_run(folder):
         return [folder]
@@ -38,9 +40,11 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def near_run(folder: Path) -> str:
-    """Return the end of a message about a folder that is missing: the run that was probably meant, or ''.
+    """Return the end of a message about a folder that is missing: the run that was probably meant,
+    or ''.
 
-    It is the folder of this name in `runs`, or a run or grid beside the missing folder with nearly its name.
+    It is the folder of this name in `runs`, or a run or grid beside the missing folder with nearly
+    its name.
     """
     in_runs = Path("runs") / folder
     if in_runs.is_dir():
@@ -57,11 +61,14 @@ def near_run(folder: Path) -> str:
 
 
 def write_order(grid: Path, runs: Sequence[Path]) -> None:
-    """Note in a grid's folder the order of its runs, as its job file has them; runs noted before come after these."""
+    """Note in a grid's folder the order of its runs, as its job file has them; runs noted before
+    come after these.
+    """
     names = [str(run.relative_to(grid)) for run in runs]
     before = read_order(grid)
     if set(names) <= set(before):
-        return  # a part of the grid
+        # A part of the grid.
+        return
     write_text(grid / ORDER, "\n".join(dict.fromkeys([*names, *before])) + "\n")
 
 

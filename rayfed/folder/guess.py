@@ -9,7 +9,8 @@ import numpy as np
 from rayfed.clients.settings import Training
 from rayfed.folder.summary import best_of
 
-NORMAL = 3.29  # of a two-sided 99.9 % interval: a false alarm is worse than none
+# Of a two-sided 99.9 % interval: a false alarm is worse than none.
+NORMAL = 3.29
 
 
 def guess(labels: np.ndarray) -> float:
@@ -24,10 +25,12 @@ def guess(labels: np.ndarray) -> float:
 def no_better_than_a_guess(
     rows: Sequence[Mapping[str, Any]], by_guess: float, num_examples: int, training: Training
 ) -> str:
-    """Why a run is no better than a guess, and what to try; '' if it is, or if too few examples can tell.
+    """Why a run is no better than a guess, and what to try; '' if it is, or if too few examples can
+    tell.
 
-    `rows` are those of `rounds.parquet`, `by_guess` the accuracy of a guess on so many test examples. Too few: a model
-    half-way between a guess and no mistake would have this accuracy by chance, by Wilson's interval.
+    `rows` are those of `rounds.parquet`, `by_guess` the accuracy of a guess on so many test
+    examples. Too few: a model half-way between a guess and no mistake would have this accuracy by
+    chance, by Wilson's interval.
     """
     best = best_of([dict(row) for row in rows])
     if best is None or by_guess == 1:
@@ -41,8 +44,9 @@ def no_better_than_a_guess(
     if best["test_accuracy"] > by_guess:
         was = f"round {best['round']} had {best['test_accuracy']:.1%}"
         return (
-            f"the last round is no better than a guess: {answer}; {was}; try a smaller train.lr than "
-            f"{training.lr:g}, or more train.clients_per_round than {training.clients_per_round}"
+            f"the last round is no better than a guess: {answer}; {was}; try a smaller train.lr "
+            f"than {training.lr:g}, or more train.clients_per_round than "
+            f"{training.clients_per_round}"
         )
     ways = [f"a larger train.lr than {training.lr:g}"]
     ways.append(f"more train.num_rounds than {training.num_rounds}")

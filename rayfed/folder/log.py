@@ -10,11 +10,15 @@ from typing import Any
 from rayfed.base.errors import cut, harmless
 from rayfed.base.files import open_regular
 
-IN_LOG = 1_000_000  # characters of an error; the screen shows fewer
+# Characters of an error; the screen shows fewer.
+IN_LOG = 1_000_000
 
 
 class LogFile(logging.FileHandler):
-    """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
+    """A log file.
+
+    It is silent where the disk is full: the run continues, and the screen has the same log.
+    """
 
     def _open(self) -> Any:
         return open(
@@ -29,7 +33,8 @@ class LogFile(logging.FileHandler):
         return harmless(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # it cannot even be opened
+        # It cannot even be opened.
+        with suppress(OSError):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
@@ -56,15 +61,19 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def logging_to_file() -> Iterator[Callable[[Path], None]]:
-    """Collect the package's log. Call the yielded function with a run's folder to write all of it there.
+    """Collect the package's log.
 
-    Warnings are shown, too, as Python shows those that no handler takes: by `logging.lastResort`, on standard error.
+    Call the yielded function with a run's folder to write all of it there.
+
+    Warnings are shown, too, as Python shows those that no handler takes: by `logging.lastResort`,
+    on standard error.
     """
     known, last = logging.getLogger("rayfed").hasHandlers(), logging.lastResort
     kept = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 
     def begin(path: Path) -> None:
-        file = LogFile(path / "log.txt", delay=True)  # a disk may be full before its first line
+        # A disk may be full before its first line.
+        file = LogFile(path / "log.txt", delay=True)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         kept.setTarget(file)
         kept.flush()

@@ -17,7 +17,8 @@ from rayfed.folder.summary import early_end, read_summary
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, flat, other_lineage, read_job, read_toml
 
-# Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
+# Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it
+# is cleared.
 FOLDERS = (
     *(f"{name}.parquet" for name in RESULTS),
     "checkpoints",
@@ -36,11 +37,12 @@ FILES = (
     "job.toml",
 )
 OWN = (*FOLDERS, *FILES)
+# What a run leaves that ends before it has its job.toml.
 BEFORE_BEGIN = {
     LOCK,
     "checkpoints",
     "modules",
-}  # what a run leaves that ends before it has its job.toml
+}
 OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a job's results go: the run's folder, and the folder of its checkpoints, which may be a URI."""
+    """Where a job's results go: the run's folder, and the folder of its checkpoints, which may be a
+    URI.
+    """
 
     path: Path
     checkpoints: Folder
-    output_path: Path  # the run's folder lies in it
+    # The run's folder lies in it.
+    output_path: Path
 
     @classmethod
     def of(cls, job: Job) -> Folders:
@@ -61,7 +66,9 @@ class Folders:
         )
 
     def refuse_unwritable(self) -> None:
-        """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by another run."""
+        """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by
+        another run.
+        """
         local_checkpoints = self.checkpoints.local
         if not self.path.resolve().is_relative_to(self.output_path):
             raise InputError(
@@ -75,7 +82,8 @@ class Folders:
             _refuse_locked(local_checkpoints, OWNER)
 
     def refuse_overwriting(self, force: bool, resume: str = "") -> None:
-        """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's.
+        """Raises `InputError` where results exist already or, even with `force`, where the folder
+        is not a run's.
 
         `resume` says how the run is resumed, if not by the command.
         """
@@ -89,12 +97,13 @@ class Folders:
             return
         if not (self.path / "job.toml").is_file():
             raise InputError(
-                f"'{self.path}' exists and is not a rayfed run; give the job another name or output.path"
+                f"'{self.path}' exists and is not a rayfed run; give the job another name or "
+                "output.path"
             )
         if not force:
             raise InputError(
-                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run (in Python resume=True): "
-                f"{resume or f'rayfed resume {self.path}'}"
+                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run (in "
+                f"Python resume=True): {resume or f'rayfed resume {self.path}'}"
             )
 
     def clear(self) -> None:
@@ -112,12 +121,14 @@ def folder_of(job: Job) -> Path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
     if "://" in job.output.path:
         raise InputError(
-            f"output.path = '{job.output.path}': give a folder; a URI can be given as output.checkpoints"
+            f"output.path = '{job.output.path}': give a folder; a URI can be given as "
+            "output.checkpoints"
         )
     taken = sorted({*Path(job.name).parts[1:]} & {*OWN})
     if taken:
         raise InputError(
-            f"name = '{job.name}': in the folder of a run, '{taken[0]}' is that run's own; give the job another name"
+            f"name = '{job.name}': in the folder of a run, '{taken[0]}' is that run's own; give "
+            "the job another name"
         )
     return Path(job.output.path).expanduser().absolute() / job.name
 
@@ -133,7 +144,8 @@ def _refuse_read_only(content: str, place: Path) -> None:
     nearest = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InputError(
-            f"{content} cannot be written to '{place}': '{nearest}' is not a folder that can be written to"
+            f"{content} cannot be written to '{place}': '{nearest}' is not a folder that can be "
+            "written to"
         )
 
 
@@ -145,9 +157,12 @@ def _refuse_locked(folder: Path, name: str) -> None:
 
 
 def is_done(job: Job) -> bool:
-    """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are.
+    """Whether the job's results are in its folder, complete.
 
-    With its files at other paths the job is not known to be done: only to read them shows whether they are the same.
+    Raises `InputError` where another job's results are.
+
+    With its files at other paths the job is not known to be done: only to read them shows whether
+    they are the same.
     """
     if not is_begun(job) or other_paths(job):
         return False
@@ -159,14 +174,18 @@ def is_done(job: Job) -> bool:
         return True
     try:
         return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
-    except ValueError:  # a damaged table: to resume the run writes it again
+    except ValueError:
+        # A damaged table: to resume the run writes it again.
         return False
 
 
 def is_begun(job: Job) -> bool:
-    """Whether the job's folder exists, with no more rounds than it asks for. `InputError` if it is another job's.
+    """Whether the job's folder exists, with no more rounds than it asks for.
 
-    Where its job.toml is damaged, only the checkpoints can tell whose they are, and do when they are restored.
+    `InputError` if it is another job's.
+
+    Where its job.toml is damaged, only the checkpoints can tell whose they are, and do when they
+    are restored.
     """
     path = folder_of(job)
     if not (path / "job.toml").is_file():
@@ -181,7 +200,8 @@ def is_begun(job: Job) -> bool:
         differing = ["it has more rounds"]
     if differing:
         raise InputError(
-            f"'{path}' holds the results of another job of this name ({'; '.join(differing)}); {OTHERWISE}"
+            f"'{path}' holds the results of another job of this name ({'; '.join(differing)}); "
+            f"{OTHERWISE}"
         )
     return True
 
@@ -191,12 +211,15 @@ def refuse_other_paths(job: Job) -> None:
     if differing := other_paths(job):
         raise InputError(
             f"'{folder_of(job)}' holds the results of a job of this name with other files "
-            f"({'; '.join(differing)}), and no checkpoint, which could tell whether they hold the same; {OTHERWISE}"
+            f"({'; '.join(differing)}), and no checkpoint, which could tell whether they hold the "
+            f"same; {OTHERWISE}"
         )
 
 
 def other_paths(job: Job) -> list[str]:
-    """Where the run in the job's folder had its files, if elsewhere than the job has them, in words."""
+    """Where the run in the job's folder had its files, if elsewhere than the job has them, in
+    words.
+    """
     try:
         tables = flat(read_toml(folder_of(job) / "job.toml"))
     except InputError:
@@ -212,7 +235,10 @@ def other_paths(job: Job) -> list[str]:
 
 
 def _real(path: str) -> str:
-    """A local path as the disk has it: absolute, without links. A URI, or no path, stays as it is."""
+    """A local path as the disk has it: absolute, without links.
+
+    A URI, or no path, stays as it is.
+    """
     if not path or "://" in path:
         return path
     return os.path.realpath(os.path.expanduser(path))
@@ -222,5 +248,6 @@ def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The lineage of a saved job."""
     try:
         return read_job(tables).lineage()
-    except InputError:  # a method made in Python may have no name that can be imported
+    except InputError:
+        # A method made in Python may have no name that can be imported.
         return {**read_job({**tables, "method": "fedavg"}).lineage(), "method": tables["method"]}

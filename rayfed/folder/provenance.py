@@ -1,4 +1,6 @@
-"""The origin of a result: versions, the code's commit, the hardware, and hashes of everything that went in."""
+"""The origin of a result: versions, the code's commit, the hardware, and hashes of everything that
+went in.
+"""
 
 import ast
 import hashlib
@@ -34,7 +36,9 @@ PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "nu
 
 
 def environment(site: Site, executor: Executor) -> dict[str, Any]:
-    """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job, data, model, ..."""
+    """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job,
+    data, model, ...
+    """
     return {
         "method": describe(site.job.method),
         "python": platform.python_version(),
@@ -65,7 +69,9 @@ def versions() -> dict[str, str | None]:
 
 
 def other_versions(noted: Mapping[str, str | None]) -> list[str]:
-    """Which packages that can change bits have other versions here than are noted of a run, in words."""
+    """Which packages that can change bits have other versions here than are noted of a run, in
+    words.
+    """
     return [
         f"the version of {name} is {noted[name]} there, {version} here"
         for name, version in versions().items()
@@ -74,14 +80,18 @@ def other_versions(noted: Mapping[str, str | None]) -> list[str]:
 
 
 def versions_of(folder: Path) -> dict[str, str | None]:
-    """The versions in `environment.json` of a run, when it began or was resumed last; empty where there are none."""
+    """The versions in `environment.json` of a run, when it began or was resumed last; empty where
+    there are none.
+    """
     began = read_environment(folder)
     packages = [began, *began.get("resumed", [])][-1].get("packages", {})
     return {name: packages.get(name) for name in ALWAYS}
 
 
 def about(site: Site) -> dict[str, Any]:
-    """What one needs beside a run's weights to use them without rayfed: the model, and how its inputs are prepared."""
+    """What one needs beside a run's weights to use them without rayfed: the model, and how its
+    inputs are prepared.
+    """
     data = site.federation
     facts = {
         "model": site.job.table()["model"],
@@ -92,10 +102,11 @@ def about(site: Site) -> dict[str, Any]:
 
 
 def sources(job: Job) -> dict[str, bytes]:
-    """The user's modules by name: those of the job's method, data, model, partition, schedule, and what they import.
+    """The user's modules by name: those of the job's method, data, model, partition, schedule, and
+    what they import.
 
-    A script or notebook (`__main__`) is none: it may change between a run and its continuation. A library is one only
-    where the job names it.
+    A script or notebook (`__main__`) is none: it may change between a run and its continuation. A
+    library is one only where the job names it.
     """
     in_job = [type(part).__module__ for part in all_parts(job.method)]
     in_job += [type(job.data.partition).__module__, *filter(None, [job.data.module])]
@@ -110,14 +121,16 @@ def sources(job: Job) -> dict[str, bytes]:
         file = str(getattr(module, "__file__", None))
         if module and name not in contents and file.endswith(".py") and os.path.isfile(file):
             contents[name] = _at_the_start.get(name) or Path(file).read_bytes()
-            with suppress(SyntaxError):  # it has been changed since it was imported
+            # It has been changed since it was imported.
+            with suppress(SyntaxError):
                 unread += [
                     imported for imported in _imports(module, contents[name]) if _is_users(imported)
                 ]
     return contents
 
 
-_at_the_start: dict[str, bytes] = {}  # of the run that began last in this process: its modules
+# Of the run that began last in this process: its modules.
+_at_the_start: dict[str, bytes] = {}
 
 
 def refuse_edited(job: Job) -> None:
@@ -131,9 +144,9 @@ def refuse_edited(job: Job) -> None:
         differing = edited(sys.modules[name], content)
         if differing:
             raise InputError(
-                f"the module '{name}' has changed since it was imported ({differing}), so the run would not be of the "
-                f"code that it records; restart Python (in a notebook the kernel), or importlib.reload({name}) and "
-                "make your parts again"
+                f"the module '{name}' has changed since it was imported ({differing}), so the run "
+                "would not be of the code that it records; restart Python (in a notebook the "
+                f"kernel), or importlib.reload({name}) and make your parts again"
             )
     for one in (*all_parts(job.method), job.data.partition):
         kind = type(one)
@@ -142,8 +155,9 @@ def refuse_edited(job: Job) -> None:
             now = getattr(now, step, None)
         if kind.__module__ in found and now is not None and now is not kind:
             raise InputError(
-                f"{kind.__module__}.{kind.__qualname__} was made before its module was loaded anew, and has the earlier "
-                f"code: import it again and make it again (from {kind.__module__} import {kind.__qualname__})"
+                f"{kind.__module__}.{kind.__qualname__} was made before its module was loaded "
+                "anew, and has the earlier code: import it again and make it again (from "
+                f"{kind.__module__} import {kind.__qualname__})"
             )
     _at_the_start.update(found)
 
@@ -157,7 +171,9 @@ def to_send(job: Job) -> list[Source]:
 
 
 def is_of(modules: Collection[str], error: BaseException) -> bool:
-    """Whether an error's traceback, which for a client's error is in its text, goes through one of these modules."""
+    """Whether an error's traceback, which for a client's error is in its text, goes through one of
+    these modules.
+    """
     traceback_text = "".join(traceback.format_exception(error))
     files = [
         f"{name.replace('.', '/')}{end}" for name in modules for end in (".py", "/__init__.py")
@@ -168,18 +184,25 @@ def is_of(modules: Collection[str], error: BaseException) -> bool:
 
 
 def changed_since(folder: Path) -> list[str]:
-    """The user's modules, as noted of a run, whose files are others now. A file that is nowhere here is passed over."""
+    """The user's modules, as noted of a run, whose files are others now.
+
+    A file that is nowhere here is passed over.
+    """
     began, changed = read_environment(folder), []
     for name, digest in [began, *began.get("resumed", [])][-1].get("modules", {}).items():
-        with suppress(ImportError, ValueError, OSError):  # also of a module that was made by hand
-            spec = importlib.util.find_spec(name)  # it need not be imported
+        # Also of a module that was made by hand.
+        with suppress(ImportError, ValueError, OSError):
+            # It need not be imported.
+            spec = importlib.util.find_spec(name)
             if spec and spec.origin and hash_of(Path(spec.origin).read_bytes()) != digest:
                 changed.append(name)
     return changed
 
 
 def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
-    """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
+    """Raises `InputError` where a run's clients held other images in a round than the site deals to
+    them.
+    """
     began = read_environment(folder)
     in_force = began
     for resumed in began.get("resumed", []):
@@ -188,13 +211,14 @@ def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     now = site.federation.dealt.hash()
     if in_force.get("partition", now) != now:
         raise InputError(
-            f"the partition is not the one of round {round} of the run in '{folder}': clients hold other images now; "
-            "put back the rule, or the file that it reads, as it was"
+            f"the partition is not the one of round {round} of the run in '{folder}': clients hold "
+            "other images now; put back the rule, or the file that it reads, as it was"
         )
 
 
 def hash_of_model(site: Site) -> str:
-    """SHA-256 of what no checkpoint holds of a run's model: what is frozen, and the file that its weights come from.
+    """SHA-256 of what no checkpoint holds of a run's model: what is frozen, and the file that its
+    weights come from.
 
     Empty where there is neither.
     """
@@ -237,10 +261,13 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of this package's source tree; `+` if the tree has changes, None if there is no tree."""
+    """The commit of this package's source tree; `+` if the tree has changes, None if there is no
+    tree.
+    """
     here = Path(__file__).parent
     if not (here.parents[1] / ".git").exists():
-        return os.environ.get(COMMIT) or None  # set by `rayfed submit`, which sends no tree
+        # Set by `rayfed submit`, which sends no tree.
+        return os.environ.get(COMMIT) or None
     try:
         commit, changes = (
             subprocess.run(

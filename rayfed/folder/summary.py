@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("round", "test_accuracy", "test_loss", "forgetting")  # of the best and the last round
+# Of the best and the last round.
+SHOWN = ("round", "test_accuracy", "test_loss", "forgetting")
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,27 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def best_of(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first row with the best test accuracy, round 0 aside: the initial model's is chance. None before any."""
+    """The first row with the best test accuracy, round 0 aside: the initial model's is chance.
+
+    None before any.
+    """
     found = [row for row in rounds if row["round"] and row["test_accuracy"] is not None]
     return max(found, key=lambda row: row["test_accuracy"], default=None)
 
 
 def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
-    """Why a run with these rows of `rounds.parquet` plays no more rounds than these; '' where it does, or has all."""
+    """Why a run with these rows of `rounds.parquet` plays no more rounds than these; '' where it
+    does, or has all.
+    """
     if not training.patience or not rounds or rounds[-1]["round"] >= training.num_rounds:
         return ""
     if not training.patience_is_over({row["round"]: row["test_accuracy"] for row in rounds}):
         return ""
     number = training.patience
-    return f"no better test accuracy in {number} evaluated round{'s' if number > 1 else ''} (train.patience)"
+    return (
+        f"no better test accuracy in {number} evaluated round{'s' if number > 1 else ''} "
+        "(train.patience)"
+    )
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -68,7 +77,9 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """What a run's results come from, as `provenance.environment` found it; empty if it is missing or damaged."""
+    """What a run's results come from, as `provenance.environment` found it; empty if it is missing
+    or damaged.
+    """
     return read_json(path / "environment.json")
 
 
@@ -84,8 +95,11 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def status_of(path: Path) -> str:
-    """How the run in a folder stands: running, done, stopped, failed, or killed before it could write how it ended."""
+    """How the run in a folder stands: running, done, stopped, failed, or killed before it could
+    write how it ended.
+    """
     status = str(read_summary(path).get("status", "unknown"))
     if status == "running" and not is_locked(path):
-        return "killed, or running elsewhere"  # another machine's lock may not be seen from here
+        # Another machine's lock may not be seen from here.
+        return "killed, or running elsewhere"
     return status

@@ -1,10 +1,13 @@
-"""The tables of a run as Parquet: the partition, and rounds, clients, classes, confusions, where each round adds rows.
+"""The tables of a run as Parquet: the partition, and rounds, clients, classes, confusions, where
+each round adds rows.
 
     rounds.parquet/round-00000.parquet  the rows of the rounds from 0 on
-    rounds.parquet/round-08192.parquet  and from 8192 on: a file that has `ROWS` rows is not touched again
+    rounds.parquet/round-08192.parquet  and from 8192 on: a file that has `ROWS` rows is not touched
+                                        again
 
-A round's rows are added by putting a longer file in the place of the last file. So thousands of rounds are one file,
-and each row is in one file at any moment: no reader finds it twice or misses it, and nothing has to be merged.
+A round's rows are added by putting a longer file in the place of the last file. So thousands of
+rounds are one file, and each row is in one file at any moment: no reader finds it twice or misses
+it, and nothing has to be merged.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import pyarrow.parquet as pq
 
 from rayfed.base.files import whole
 
-if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
+# These bring torch, which a reader of tables does not need.
+if TYPE_CHECKING:
     from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
     from rayfed.rounds.own import OwnRow
@@ -69,14 +73,18 @@ COLUMNS = {
     },
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
-RESULTS = ("rounds", "clients", "classes", "confusions")  # the tables to which each round adds rows
-ROWS = (
-    2**13
-)  # after which a file is full; a round replaces the last file, and so many rows cost as much as a few
+# The tables to which each round adds rows.
+RESULTS = ("rounds", "clients", "classes", "confusions")
+# After which a file is full; a round replaces the last file, and so many rows cost as much as a
+# few.
+ROWS = 2**13
 
 
 def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
-    """The rows that one round adds to each table. There is a table of confusions only where they are measured."""
+    """The rows that one round adds to each table.
+
+    There is a table of confusions only where they are measured.
+    """
     number = round.round
     of_round = {column: getattr(round, column) for column in COLUMNS["rounds"]}
     of_round["notes"] = list(round.notes.items())
@@ -88,7 +96,8 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
         ],
         "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
-    matrices: list[tuple[int | None, np.ndarray]] = []  # by client; None: the global model's
+    # By client; None: the global model's.
+    matrices: list[tuple[int | None, np.ndarray]] = []
     if round.evaluation is not None and "confusion" in site.job.measures(number):
         matrices.append((None, round.evaluation.confusion))
     matrices.extend(round.confusions.items())
@@ -127,24 +136,31 @@ def _of_classes(round: Round, site: Site) -> Iterator[dict[str, Any]]:
 
 
 def write_round(path: Path, round: int, rows: dict[str, list[dict[str, Any]]]) -> None:
-    """Add a round's rows to the tables in a run's folder. Adding the same round again changes nothing."""
+    """Add a round's rows to the tables in a run's folder.
+
+    Adding the same round again changes nothing.
+    """
     for name, table in rows.items():
         _append(path / f"{name}.parquet", round, pa.Table.from_pylist(table, SCHEMAS[name]))
 
 
 def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
-    """Give a table the rows of a checkpoint of this round, also where a power cut has damaged files.
+    """Give a table the rows of a checkpoint of this round, also where a power cut has damaged
+    files.
 
-    File by file, so that a reader finds each row up to this round once at any time. Nothing goes through a link.
+    File by file, so that a reader finds each row up to this round once at any time. Nothing goes
+    through a link.
     """
     folder = path / f"{name}.parquet"
     if folder.is_symlink():
         raise OSError(f"'{folder}' is a link")
     if not table.num_rows and not folder.exists():
-        return  # a table that not all runs have
+        # A table that not all runs have.
+        return
     folder.mkdir(exist_ok=True)
     files = _files(folder)
-    for first in sorted(files, reverse=True):  # from the end, so that no reader finds a gap
+    # From the end, so that no reader finds a gap.
+    for first in sorted(files, reverse=True):
         if first > round:
             files.pop(first).unlink()
     files = files or {0: folder / _name(0)}
@@ -154,9 +170,11 @@ def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
 
 
 def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
-    """A table without the evaluations that this training does not ask for: those of the last round of a shorter run.
+    """A table without the evaluations that this training does not ask for: those of the last round
+    of a shorter run.
 
-    So a run that was extended has the rows of a run that never stopped, and so all that is made of them.
+    So a run that was extended has the rows of a run that never stopped, and so all that is made of
+    them.
     """
     numbers = pc.unique(table["round"]).to_pylist()
     extra = pc.is_in(
@@ -171,16 +189,16 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
                 row.update(dict.fromkeys(EVALUATED), notes=notes)
         return pa.Table.from_pylist(rows, table.schema)
     if name == "confusions":
-        extra = pc.and_(
-            extra, pc.is_null(table["client"])
-        )  # a client's own is no evaluation of the global model
+        # A client's own is no evaluation of the global model.
+        extra = pc.and_(extra, pc.is_null(table["client"]))
     return table.filter(pc.invert(extra)) if name in ("classes", "confusions") else table
 
 
 def without_early_forgetting(rounds: pa.Table, eval_every: int) -> pa.Table:
     """The table of rounds without a forgetting where nothing could be forgotten yet.
 
-    The first evaluation that counts is that of round `eval_every`. Earlier versions wrote 0.0 up to there.
+    The first evaluation that counts is that of round `eval_every`. Earlier versions wrote 0.0 up to
+    there.
     """
     number = rounds.schema.get_field_index("forgetting")
     can_forget = pc.greater(rounds["round"], eval_every)
@@ -215,26 +233,30 @@ def write_own(path: Path, rows: Sequence[OwnRow]) -> None:
 
 
 def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
-    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if there is none yet.
+    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if
+    there is none yet.
 
-    With `after`, only the rows of later rounds, and only the files that may have such rows are read.
+    With `after`, only the rows of later rounds, and only the files that may have such rows are
+    read.
     """
     place, schema = path / f"{name}.parquet", SCHEMAS[name]
     if place.is_file():
         return pq.read_table(place, schema=schema)
     while files := _files(place):
-        ends = [*list(files)[1:], math.inf]  # the first round after each file
+        # The first round after each file.
+        ends = [*list(files)[1:], math.inf]
         if odd := [file for file in files.values() if file.exists() and not file.is_file()]:
-            raise pa.ArrowInvalid(f"'{odd[0]}' is no file")  # to open a pipe would wait for ever
+            # To open a pipe would wait for ever.
+            raise pa.ArrowInvalid(f"'{odd[0]}' is no file")
         wanted = [file for file, end in zip(files.values(), ends, strict=True) if end > after + 1]
         try:
             found = pq.read_table(wanted, schema=schema).combine_chunks()
-        except (
-            FileNotFoundError
-        ):  # a run that was resumed has dropped the rounds after its checkpoint
+        # A run that was resumed has dropped the rounds after its checkpoint.
+        except FileNotFoundError:
             if _files(place) == files:
                 raise
-        except OSError as error:  # Arrow says so of some damaged pages
+        except OSError as error:
+            # Arrow says so of some damaged pages.
             raise pa.ArrowInvalid(str(error)) from None
         else:
             return found.filter(pc.field("round") > after) if after >= 0 else found
@@ -242,7 +264,8 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
 
 
 def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
-    """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
+    """A value per cell of the confusion matrices: round, client (-1: the global model), class,
+    predicted and count.
 
     Of the rounds after `after`. Classes are indices.
     """
@@ -273,9 +296,8 @@ def columns_of(table: pa.Table) -> Columns:
 
 def to_parquet(table: pa.Table) -> bytes:
     """The content of a Parquet file."""
-    texts = [
-        column.name for column in table.schema if column.type == TEXT
-    ]  # numbers in a dictionary cost more time
+    # Numbers in a dictionary cost more time.
+    texts = [column.name for column in table.schema if column.type == TEXT]
     content = io.BytesIO()
     pq.write_table(table, content, use_dictionary=texts)
     return content.getvalue()
@@ -296,9 +318,8 @@ def _append(folder: Path, round: int, rows: pa.Table) -> None:
     if files:
         last = [*files.values()][-1]
         with pq.ParquetFile(last) as opened:
-            before = opened.read(
-                use_threads=False
-            )  # other threads would wait for actors that are at work
+            # Other threads would wait for actors that are at work.
+            before = opened.read(use_threads=False)
         before = before.filter(pc.less(before["round"], round))
         if before.num_rows < ROWS:
             file, rows = last, pa.concat_tables([before, rows])

@@ -28,11 +28,12 @@ from rayfed.screen.display import Lines, cell_text
 from rayfed.screen.exits import Failure
 from rayfed.screen.text import duration, shown
 
+# Exit codes of a run that does not end the others.
 FAILED = (
     1,
     InputError.exit_code,
     Resumable.exit_code,
-)  # exit codes of a run that does not end the others
+)
 
 
 def run_grid(
@@ -42,7 +43,9 @@ def run_grid(
     other_bits: bool,
     show: Callable[[list[Cell]], None] | None = None,
 ) -> None:
-    """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
+    """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the
+    results of all cells.
+    """
     done = [] if force else [job for job in jobs if is_done(job)]
     done_names = {job.name for job in done}
     todo = [job for job in jobs if job.name not in done_names]
@@ -50,10 +53,12 @@ def run_grid(
         print(f"{len(done)} of {len(jobs)} runs done already", flush=True)
         _warn_of_changes(done)
     width = max((len(job.name) for job in todo), default=0)
-    failed: dict[str, int] = {}  # name -> exit code
+    # Name -> exit code.
+    failed: dict[str, int] = {}
     started = time.monotonic()
     try:
-        logged = partial(Lines, quiet=True)  # the runs' logs have their rounds
+        # The runs' logs have their rounds.
+        logged = partial(Lines, quiet=True)
         runs = run_many(todo, naming(), force=force, other_bits=other_bits, display=logged)
         with closing(runs) as all_ended:
             for number, ended in enumerate(all_ended, start=1):
@@ -68,7 +73,8 @@ def run_grid(
                     )
                     continue
                 failure = Failure(ended.message, code)
-                is_input_of_all = code == InputError.exit_code and number == 1  # likely
+                # Likely
+                is_input_of_all = code == InputError.exit_code and number == 1
                 if code not in FAILED or is_input_of_all:
                     raise failure
                 print(f"{line}  failed", flush=True)
@@ -80,7 +86,8 @@ def run_grid(
     finally:
         try:
             (show or show_results)(cells)
-        except InputError as error:  # how the runs ended is worth more
+        except InputError as error:
+            # How the runs ended is worth more.
             print(f"warning: there is no table: {error}", file=sys.stderr)
     if failed:
         names = "\n".join(failed)
@@ -92,7 +99,8 @@ def run_grid(
 def _note_order(cells: list[Cell], jobs: list[Job]) -> None:
     """Note the order of the cells in the grid's folder, for tables, pages and figures."""
     grid = folder_of(replace(jobs[0], name=cells[0].grid))
-    with suppress(OSError):  # the runs themselves say that nothing can be written
+    # The runs themselves say that nothing can be written.
+    with suppress(OSError):
         grid.mkdir(parents=True, exist_ok=True)
         write_order(grid, [grid / Path(cell.name).relative_to(cell.grid) for cell in cells])
 
@@ -145,7 +153,8 @@ def finished(cells: list[Cell]) -> list[Job]:
     """The jobs of the cells that are done."""
     done = []
     for cell in cells:
-        with suppress(InputError):  # a cell that was not chosen may be invalid
+        # A cell that was not chosen may be invalid.
+        with suppress(InputError):
             job = cell.job()
             if is_done(job):
                 done.append(job)

@@ -15,7 +15,10 @@ from rayfed.observers.usual import usual_observers
 from rayfed.rounds.observer import Observer
 from rayfed.runtime.signals import stopping
 
-STOPPING = "stopping the runs, each with a checkpoint of its last round; Ctrl-C again ends at once, without them"
+STOPPING = (
+    "stopping the runs, each with a checkpoint of its last round; Ctrl-C again ends at once, "
+    "without them"
+)
 
 
 def run_many(
@@ -28,19 +31,20 @@ def run_many(
 ) -> Generator[Ended]:
     """Run jobs, and give each as it ends.
 
-    On Ray as many at once as there is room for, each in a task of one process; one after the other, on all actors,
-    where that is done sooner (`connected_for_many`), or without Ray. Each continues where it was begun, or begins again
-    with `force`. `watch` is told, each second or when one begins, which are under way; each has a `display` in its own
-    process.
+    On Ray as many at once as there is room for, each in a task of one process; one after the other,
+    on all actors, where that is done sooner (`connected_for_many`), or without Ray. Each continues
+    where it was begun, or begins again with `force`. `watch` is told, each second or when one
+    begins, which are under way; each has a `display` in its own process.
     """
     if not jobs:
         return
     kept = Kept()
     if jobs[0].ray.mode == "on":
+        # Importing Ray takes a second.
         from rayfed.runtime.slots import (
             connected_for_many,
             in_slots,
-        )  # importing Ray takes a second
+        )
 
         with connected_for_many(jobs) as at_once:
             if at_once:
@@ -48,7 +52,8 @@ def run_many(
                     for job in jobs:
                         start_over(job)
                 play = partial(_play_here, other_bits=other_bits, display=display)
-                # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
+                # Once more than in `connected_for_many`: when Ray is connected, its C++ handles
+                # SIGTERM.
                 with stopping(STOPPING):
                     yield from in_slots(jobs, play, kept.load, watch)
                 return

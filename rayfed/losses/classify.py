@@ -17,9 +17,9 @@ def restricted_cross_entropy(
 ) -> Tensor:
     """Cross-entropy with the logits of classes that the client does not hold scaled by `alpha`.
 
-    Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data" (KDD 2021).
-    `label_counts` (C,) is the client's count of each class. With `soft`, every class is scaled by
-    `alpha + (1 - alpha) * n_c / max(n)`. `alpha = 1` is plain cross-entropy.
+    Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID
+    Data" (KDD 2021). `label_counts` (C,) is the client's count of each class. With `soft`, every
+    class is scaled by `alpha + (1 - alpha) * n_c / max(n)`. `alpha = 1` is plain cross-entropy.
     """
     counts = label_counts.to(logits.device)
     held = counts.double() / counts.max() if soft else counts > 0
@@ -29,13 +29,15 @@ def restricted_cross_entropy(
 def calibrated_cross_entropy(
     logits: Tensor, labels: Tensor, label_counts: Tensor, *, tau: float
 ) -> Tensor:
-    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit: rare classes must win by more.
+    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit: rare classes must
+    win by more.
 
-    Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration" (ICML 2022). The difference
-    of two margins is the paper's pairwise label margin. `label_counts` (C,) is the client's count of each class; with
-    `tau > 0` the margin of a class without samples is infinite, so that it is not in the softmax, and must not be a
-    label. `tau = 0` is plain cross-entropy. The paper leaves the label out of the softmax's denominator, which gives a
-    loss without a lower bound; it is in here, as in others' code.
+    Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration" (ICML
+    2022). The difference of two margins is the paper's pairwise label margin. `label_counts` (C,)
+    is the client's count of each class; with `tau > 0` the margin of a class without samples is
+    infinite, so that it is not in the softmax, and must not be a label. `tau = 0` is plain
+    cross-entropy. The paper leaves the label out of the softmax's denominator, which gives a loss
+    without a lower bound; it is in here, as in others' code.
     """
     if tau == 0:
         return cross_entropy(logits, labels)
@@ -43,23 +45,26 @@ def calibrated_cross_entropy(
 
 
 def adjusted_cross_entropy(logits: Tensor, labels: Tensor, label_counts: Tensor) -> Tensor:
-    """Cross-entropy with the logits shifted by the log of each class's share, `log(n_c / n + 1e-9)`.
+    """Cross-entropy with the logits shifted by the log of each class's share, `log(n_c / n +
+    1e-9)`.
 
-    Menon et al., "Long-Tail Learning via Logit Adjustment" (ICLR 2021), with tau = 1. A class without samples is
-    almost out of the softmax. `label_counts` (C,) is the client's count of each class; equal counts are plain
-    cross-entropy.
+    Menon et al., "Long-Tail Learning via Logit Adjustment" (ICLR 2021), with tau = 1. A class
+    without samples is almost out of the softmax. `label_counts` (C,) is the client's count of each
+    class; equal counts are plain cross-entropy.
     """
     return F.cross_entropy(logits + _log_shares(label_counts.to(logits)), labels)
 
 
 def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> Tensor:
-    """The logits of each class pushed down on samples of other classes, classes weighed by their shares `p`.
+    """The logits of each class pushed down on samples of other classes, classes weighed by their
+    shares `p`.
 
     `label_counts` (C,) is the client's count of each class.
 
-    `sum_c p_c log(mean_i exp([y_i != c] (z_ic - log p_c - log C)))`. Guo et al., "Exploring Vacant Classes in
-    Label-Skewed Federated Learning" (AAAI 2025), as their code has it; their Algorithm 1 has the indicator outside the
-    exponential, and does not shift the logits. It is no mean over samples: that is inside the logarithm.
+    `sum_c p_c log(mean_i exp([y_i != c] (z_ic - log p_c - log C)))`. Guo et al., "Exploring Vacant
+    Classes in Label-Skewed Federated Learning" (AAAI 2025), as their code has it; their Algorithm 1
+    has the indicator outside the exponential, and does not shift the logits. It is no mean over
+    samples: that is inside the logarithm.
     """
     counts = label_counts.to(logits)
     even = (
@@ -70,10 +75,12 @@ def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> T
 
 
 def prediction_variance(logits: Tensor) -> Tensor:
-    """How far the softmax varies too little over the batch: the mean over classes of `max(0, C^(-1/2) - deviation)`.
+    """How far the softmax varies too little over the batch: the mean over classes of `max(0,
+    C^(-1/2) - deviation)`.
 
-    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024). `C^(-1/2)` is the
-    deviation of each class's probability over one sure prediction per class. 0 for a batch of one.
+    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024).
+    `C^(-1/2)` is the deviation of each class's probability over one sure prediction per class. 0
+    for a batch of one.
     """
     if len(logits) == 1:
         return 0.0 * logits.sum()

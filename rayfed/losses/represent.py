@@ -10,7 +10,8 @@ def model_contrast(
 ) -> Tensor:
     """Pull features towards the global model's, away from those of the client's own previous model.
 
-    Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), eq. 3, without the projection head.
+    Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), eq. 3, without the projection
+    head.
     """
     near = F.cosine_similarity(features, global_features.detach().to(features), dim=1)
     far = F.cosine_similarity(features, previous_features.detach().to(features), dim=1)
@@ -21,19 +22,22 @@ def model_contrast(
 def prototype_distance(
     features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor
 ) -> Tensor:
-    """Mean squared distance of features to the prototype (C, D) of their label; 0 for classes not `known` (C,).
+    """Mean squared distance of features to the prototype (C, D) of their label; 0 for classes not
+    `known` (C,).
 
-    Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), eq. 8.
+    Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022),
+    eq. 8.
     """
     squared = (features - prototypes.detach().to(features)[labels]).square().mean(dim=1)
     return (squared * known.detach().to(features)[labels]).mean()
 
 
 def prototype_contrast(features: Tensor, labels: Tensor, prototypes: Tensor) -> Tensor:
-    """Cross-entropy of the cosines of features to all prototypes, (C, D): each feature nearest to its label's.
+    """Cross-entropy of the cosines of features to all prototypes, (C, D): each feature nearest to
+    its label's.
 
-    Mu et al., "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data" (FGCS 2023), as their code has it:
-    no temperature; a class without a prototype has a zero row, and cosine 0.
+    Mu et al., "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data" (FGCS 2023),
+    as their code has it: no temperature; a class without a prototype has a zero row, and cosine 0.
     """
     rows = prototypes.detach().to(features)
     return F.cross_entropy(
@@ -42,12 +46,14 @@ def prototype_contrast(features: Tensor, labels: Tensor, prototypes: Tensor) -> 
 
 
 def decorrelation(features: Tensor) -> Tensor:
-    """Mean squared correlation of two features over the batch, times `(B - 1)^2 / B`; 0 for a batch of one.
+    """Mean squared correlation of two features over the batch, times `(B - 1)^2 / B`; 0 for a batch
+    of one.
 
-    Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning" (ICLR
-    2023). The paper's term is the squared Frobenius norm of the correlation matrix over D^2; the factor is that of the
-    authors' code (bytedance/FedDecorr), with which they chose their weight, and which leaves out the constant diagonal.
-    A feature that is the same on the whole batch correlates with none.
+    Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous
+    Federated Learning" (ICLR 2023). The paper's term is the squared Frobenius norm of the
+    correlation matrix over D^2; the factor is that of the authors' code (bytedance/FedDecorr), with
+    which they chose their weight, and which leaves out the constant diagonal. A feature that is the
+    same on the whole batch correlates with none.
     """
     size, width = features.shape
     if size == 1 or width == 1:
@@ -61,10 +67,12 @@ def decorrelation(features: Tensor) -> Tensor:
 
 
 def class_decorrelation(features: Tensor, labels: Tensor) -> Tensor:
-    """`decorrelation` within each class of the batch, averaged by samples over the classes that have two or more.
+    """`decorrelation` within each class of the batch, averaged by samples over the classes that
+    have two or more.
 
-    Fan et al., "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping" (TMLR 2023), their
-    intra-class loss, with the factor of their code (MediaBrain-SJTU/FedMR). 0 where no class has two samples.
+    Fan et al., "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping"
+    (TMLR 2023), their intra-class loss, with the factor of their code (MediaBrain-SJTU/FedMR). 0
+    where no class has two samples.
     """
     classes = [features[labels == c] for c in labels.unique()]
     several = [rows for rows in classes if len(rows) > 1]
@@ -73,11 +81,12 @@ def class_decorrelation(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def feature_uniformity(features: Tensor) -> Tensor:
-    """Mean of `exp(-d / median d)` over the pairs of a batch, `d` their squared distances: low where features spread.
+    """Mean of `exp(-d / median d)` over the pairs of a batch, `d` their squared distances: low
+    where features spread.
 
-    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024), as their code has it
-    (sonhamin/FedUV): features are not normalised, and the median, of the distances that are not 0, has a gradient too.
-    0 where no two features differ.
+    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024),
+    as their code has it (sonhamin/FedUV): features are not normalised, and the median, of the
+    distances that are not 0, has a gradient too. 0 where no two features differ.
     """
     distances = torch.pdist(features).square()  # (B (B - 1) / 2,)
     apart = distances[distances > 0]
@@ -87,12 +96,14 @@ def feature_uniformity(features: Tensor) -> Tensor:
 def relaxed_contrast(
     features: Tensor, labels: Tensor, *, tau: float, threshold: float = 0.7, penalty: float = 1.0
 ) -> Tensor:
-    """Features pulled to those of their class, but not too near, and away from other classes, by their cosines.
+    """Features pulled to those of their class, but not too near, and away from other classes, by
+    their cosines.
 
-    Seo et al., "Relaxed Contrastive Learning for Federated Learning" (CVPR 2024), as their code has it (skynbe/FedRCL):
-    of each sample's class only the least similar sample counts, and of other classes the two most similar ones; the
-    penalty pushes a sample away from the least similar one of its class if even that has a cosine of `threshold` or
-    more. The paper sums over all pairs of a class.
+    Seo et al., "Relaxed Contrastive Learning for Federated Learning" (CVPR 2024), as their code has
+    it (skynbe/FedRCL): of each sample's class only the least similar sample counts, and of other
+    classes the two most similar ones; the penalty pushes a sample away from the least similar one
+    of its class if even that has a cosine of `threshold` or more. The paper sums over all pairs of
+    a class.
     """
     rows = F.normalize(features, dim=1)
     cosines = rows @ rows.T  # (B, B)

@@ -1,4 +1,5 @@
-"""Federated methods: the contract of a part, the parts, and the recipes that make a paper's method of them.
+"""Federated methods: the contract of a part, the parts, and the recipes that make a paper's method
+of them.
 
 Every part and recipe is here by its name: `registry.py` finds them in the modules of this room.
 """

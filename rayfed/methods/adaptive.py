@@ -17,11 +17,13 @@ from rayfed.tensors.weights import Weights, add, combine, scale, squared_distanc
 
 @dataclass(frozen=True)
 class AdaptiveStep(Part):
-    """A step of Adam, Yogi or Adagrad along the clients' mean update. Reddi et al. (ICLR 2021), algorithm 2.
+    """A step of Adam, Yogi or Adagrad along the clients' mean update.
 
-    `m <- beta1 m + (1 - beta1) d` with `d = w_avg - w`, and `w <- w + lr m / (sqrt(v) + tau)`, on parameters. `v` is of
-    the squares of `d`, begins with `tau^2`, the least that the paper allows, and is not corrected for that, nor is `m`.
-    Buffers are the average's. `m` and `v` are float64.
+    Reddi et al. (ICLR 2021), algorithm 2.
+
+    `m <- beta1 m + (1 - beta1) d` with `d = w_avg - w`, and `w <- w + lr m / (sqrt(v) + tau)`, on
+    parameters. `v` is of the squares of `d`, begins with `tau^2`, the least that the paper allows,
+    and is not corrected for that, nor is `m`. Buffers are the average's. `m` and `v` are float64.
     """
 
     changes_average: ClassVar[bool] = True
@@ -62,11 +64,14 @@ class AdaptiveStep(Part):
 
 @dataclass(frozen=True)
 class ExtrapolatedAverage(Part):
-    """A mean from which the server goes on, the further the less the clients agree. FedExP (Jhunjhunwala et al., 2023).
+    """A mean from which the server goes on, the further the less the clients agree.
 
-    ICLR 2023, eq. 5: `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean `||w_k - w||^2` over
-    `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is. Buffers are the average's. What is
-    evaluated is the mean of the last two models, as in the paper, since such steps oscillate.
+    FedExP (Jhunjhunwala et al., 2023).
+
+    ICLR 2023, eq. 5: `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean
+    `||w_k - w||^2` over `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is.
+    Buffers are the average's. What is evaluated is the mean of the last two models, as in the
+    paper, since such steps oscillate.
     """
 
     slot: ClassVar[str] = "average"

@@ -1,4 +1,6 @@
-"""Parts that act on the parameters themselves: they pull them to an anchor, or correct their gradients."""
+"""Parts that act on the parameters themselves: they pull them to an anchor, or correct their
+gradients.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,11 +34,14 @@ class Proximal(Part):
 
 @dataclass(frozen=True)
 class Curvature(Part):
-    """Elastic weight consolidation on the other clients' tasks. FedCurv (Shoham et al., 2019), eq. 4.
+    """Elastic weight consolidation on the other clients' tasks.
 
-    A client's share is the diagonal `u` of its Fisher information at its trained weights, from squared batch
-    gradients, and `u w`. The server keeps the sums of all clients' latest shares; a client subtracts its own share. It
-    sends the change of its share, so that the sums stay right when only some clients take part.
+    FedCurv (Shoham et al., 2019), eq. 4.
+
+    A client's share is the diagonal `u` of its Fisher information at its trained weights, from
+    squared batch gradients, and `u w`. The server keeps the sums of all clients' latest shares; a
+    client subtracts its own share. It sends the change of its share, so that the sums stay right
+    when only some clients take part.
     """
 
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
@@ -65,8 +70,8 @@ class Curvature(Part):
         parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
-            # In float32 under any `train.precision`: squares of gradients span too many orders of magnitude.
-            # The batch is of this pass alone, so the model may write to it.
+            # In float32 under any `train.precision`: squares of gradients span too many orders of
+            # magnitude. The batch is of this pass alone, so the model may write to it.
             _, logits = features_and_logits(fit.model, images, copied=True)
             loss = cross_entropy(logits, labels)
             gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
@@ -83,9 +88,11 @@ class Curvature(Part):
 
 
 def momentum_corrected_steps(steps: int, momentum: float) -> float:
-    """The number of plain SGD steps that equal `steps` steps with momentum: the sum of the weights of all gradients.
+    """The number of plain SGD steps that equal `steps` steps with momentum: the sum of the weights
+    of all gradients.
 
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020).
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization" (NeurIPS 2020).
 
     >>> momentum_corrected_steps(3, 0.0), momentum_corrected_steps(2, 0.5)  # the first counts 1 + 0.5, the second 1
     (3.0, 2.5)
@@ -95,11 +102,13 @@ def momentum_corrected_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class ControlVariates(Part):
-    """Gradients corrected by server's and client's control variates. SCAFFOLD (Karimireddy et al., ICML 2020).
+    """Gradients corrected by server's and client's control variates.
 
-    Algorithm 1, option II. The correction `c - c_i` is a linear term of the loss, so it passes through SGD like any
-    gradient; `K` is the number of steps as momentum counts them. `c` stays the mean of all clients' `c_i`; it is kept
-    in float64 for that.
+    SCAFFOLD (Karimireddy et al., ICML 2020).
+
+    Algorithm 1, option II. The correction `c - c_i` is a linear term of the loss, so it passes
+    through SGD like any gradient; `K` is the number of steps as momentum counts them. `c` stays the
+    mean of all clients' `c_i`; it is kept in float64 for that.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -140,11 +149,14 @@ class ControlVariates(Part):
 
 @dataclass(frozen=True)
 class ClientMomentum(Part):
-    """`(1 - alpha)` times the server's last step, as a gradient, in each of a client's. FedCM (Xu et al., 2021).
+    """`(1 - alpha)` times the server's last step, as a gradient, in each of a client's.
 
-    A client's direction is `alpha g + (1 - alpha) d`; the factor `alpha` of the cross-entropy is that of its part. `d`
-    is the server's last step over the cohort's mean `K lr`, `(w - w_new) / (K lr)`, with `K` the SGD steps as momentum
-    counts them. As a linear term of the loss it passes through SGD like any gradient.
+    FedCM (Xu et al., 2021).
+
+    A client's direction is `alpha g + (1 - alpha) d`; the factor `alpha` of the cross-entropy is
+    that of its part. `d` is the server's last step over the cohort's mean `K lr`, `(w - w_new) / (K
+    lr)`, with `K` the SGD steps as momentum counts them. As a linear term of the loss it passes
+    through SGD like any gradient.
     """
 
     alpha: Annotated[float, Gt(0), Le(1), "share of a client's own gradient; 1 is FedAvg"] = 0.1

@@ -1,7 +1,9 @@
-"""Parts with which the server itself trains, after the clients: on its own images, or on features that it draws.
+"""Parts with which the server itself trains, after the clients: on its own images, or on features
+that it draws.
 
-Both train in eval mode, so that BatchNorm keeps its averaged statistics, and with Adam, anew in each round. The server
-trains where the rounds are played: on the CPU, with the job's number of threads.
+Both train in eval mode, so that BatchNorm keeps its averaged statistics, and with Adam, anew in
+each round. The server trains where the rounds are played: on the CPU, with the job's number of
+threads.
 """
 
 import copy
@@ -27,16 +29,20 @@ from rayfed.tensors.trees import Tree, copied
 from rayfed.tensors.weights import Weights, parameters_of
 
 log = logging.getLogger(__name__)
-AT_ONCE = 250  # images per forward pass; a constant, since it can change the last bits
+# Images per forward pass; a constant, since it can change the last bits.
+AT_ONCE = 250
 
 
 @dataclass(frozen=True)
 class EnsembleDistill(Part):
-    """The average distilled from the clients' mean logits on the server's images. FedDF (Lin et al., NeurIPS 2020).
+    """The average distilled from the clients' mean logits on the server's images.
 
-    Algorithm 1, as in the authors' code: plain mean of the logits, KL divergence, Adam, and the student that was best
-    on held-out images, by their labels, of those after each pass; the average is the first. Each step is on a batch of
-    the auxiliary set, which the clients get anew in each round, to report their logits on it.
+    FedDF (Lin et al., NeurIPS 2020).
+
+    Algorithm 1, as in the authors' code: plain mean of the logits, KL divergence, Adam, and the
+    student that was best on held-out images, by their labels, of those after each pass; the average
+    is the first. Each step is on a batch of the auxiliary set, which the clients get anew in each
+    round, to report their logits on it.
     """
 
     changes_average: ClassVar[bool] = True
@@ -47,7 +53,7 @@ class EnsembleDistill(Part):
     held_out: Annotated[
         float, Ge(0), Lt(1), "share of the images that choose the best student; 0: the last one"
     ] = 0.2
-    auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
+    auxiliary_per_class: Annotated[int, Ge(1), ("samples of each class that the server keeps")] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
         return None, samples_of(server)[0]
@@ -65,9 +71,8 @@ class EnsembleDistill(Part):
         (images, labels), teacher = samples_of(step.server), total["logits"] / total["clients"]
         model, run = trainable(step, step.averaged), step.server.run
         index = torch.arange(len(images))
-        held = ((index + 1) * self.held_out).floor() > (
-            index * self.held_out
-        ).floor()  # evenly, as classes are in turn
+        # Evenly, as classes are in turn.
+        held = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()
         to_train = index[~held]
         accuracy, best = -1.0, trained(model, step)
 
@@ -96,11 +101,14 @@ class EnsembleDistill(Part):
 
 @dataclass(frozen=True)
 class HeadCalibration(Part):
-    """A head trained anew on features that are drawn for each class. CCVR (Luo et al., NeurIPS 2021).
+    """A head trained anew on features that are drawn for each class.
 
-    In place of an average, for the last round of a method that changes in time: no client trains in it, and all other
-    weights stay. Each class has a Gaussian, with the mean and the covariance of the cohort's features under the round's
-    global model, for whose sums a client sends C x D x D doubles. A class that the cohort lacks is left out.
+    CCVR (Luo et al., NeurIPS 2021).
+
+    In place of an average, for the last round of a method that changes in time: no client trains in
+    it, and all other weights stay. Each class has a Gaussian, with the mean and the covariance of
+    the cohort's features under the round's global model, for whose sums a client sends C x D x D
+    doubles. A class that the cohort lacks is left out.
     """
 
     slot: ClassVar[str] = "average"
@@ -113,18 +121,19 @@ class HeadCalibration(Part):
         require_features(self, model)
         if not head_parameters(model):
             raise InputError(
-                "head_calibration: the model has no module `head` that trains, so there is nothing to calibrate; give "
-                "its last layer that name, and do not freeze it"
+                "head_calibration: the model has no module `head` that trains, so there is nothing "
+                "to calibrate; give its last layer that name, and do not freeze it"
             )
 
     def survey(self, client: ClientView) -> Tree:
-        """By class: the number of the client's samples (C,), sums of features (C, D), of their products (C, D, D)."""
+        """By class: the number of the client's samples (C,), sums of features (C, D), of their
+        products (C, D, D).
+        """
         outputs, labels = client.all_outputs(client.global_model)
         features = outputs.of_features.double()
         sums = features.new_zeros(client.num_classes, features.shape[1])
-        products = features.new_zeros(
-            *sums.shape, features.shape[1]
-        )  # large: gigabytes with 2048 features
+        # Large: gigabytes with 2048 features.
+        products = features.new_zeros(*sums.shape, features.shape[1])
         for c in labels.unique().tolist():
             own = features[labels == c]
             sums[c] = own.sum(dim=0)
@@ -132,11 +141,13 @@ class HeadCalibration(Part):
         return {"counts": client.label_counts, "sums": sums, "products": products}
 
     def tell(self, state: None, server: ServerView, surveyed: Tree) -> tuple[Tree, None]:
-        return surveyed, None  # until `update`
+        # Until `update`.
+        return surveyed, None
 
     def update(self, surveyed: Tree, total: None, step: Step) -> tuple[None, Step]:
         counts = surveyed["counts"]
-        held = counts.nonzero().flatten()  # the classes of the cohort
+        # The classes of the cohort.
+        held = counts.nonzero().flatten()
         absent = (counts == 0).nonzero().flatten().tolist()
         if absent:
             numbers = ", ".join(map(str, absent))
@@ -146,9 +157,8 @@ class HeadCalibration(Part):
                 numbers,
             )
         features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
-        labels = torch.arange(len(held)).repeat_interleave(
-            self.features_per_class
-        )  # among the classes held
+        # Among the classes held.
+        labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)
         model = trainable(step, step.weights)
 
         def loss(rows: Tensor) -> Tensor:
@@ -160,7 +170,10 @@ class HeadCalibration(Part):
         return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
-        """Features of a class, (features_per_class, D). The root is symmetric: it alone does not depend on signs."""
+        """Features of a class, (features_per_class, D).
+
+        The root is symmetric: it alone does not depend on signs.
+        """
         mean, covariance = gaussian(
             surveyed["counts"][c].item(), surveyed["sums"][c], surveyed["products"][c]
         )
@@ -172,7 +185,8 @@ class HeadCalibration(Part):
 
 
 def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean (D,) and the covariance (D, D) of `n` features, from their sum and the sum of their outer products.
+    """The mean (D,) and the covariance (D, D) of `n` features, from their sum and the sum of their
+    outer products.
 
     The covariance has the divisor `n - 1`; that of a single feature is 0.
 
@@ -192,7 +206,9 @@ def samples_of(server: ServerView) -> tuple[Tensor, Tensor]:
 
 
 def trainable(step: Step, weights: Weights) -> nn.Module:
-    """The model with these weights, in eval mode, for the server to train; what the job freezes stays frozen."""
+    """The model with these weights, in eval mode, for the server to train; what the job freezes
+    stays frozen.
+    """
     model = copy.deepcopy(step.server.frozen(weights))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in step.trainable)
@@ -213,23 +229,24 @@ def descend_on(
     count: int,
     after: Callable[[int], object] = lambda taken: None,
 ) -> None:
-    """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass shuffles again.
+    """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass
+    shuffles again.
 
-    The part has `steps`, `lr` and `batch_size`. `after` is called with the number of steps that are taken: 0 at first.
+    The part has `steps`, `lr` and `batch_size`. `after` is called with the number of steps that are
+    taken: 0 at first.
     """
     training = Training(
         optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size
     )
     step = stepper(parameters, training, round=1)
     after(0)
-    for index, rows in enumerate(
-        batches(count, training, torch.default_generator)
-    ):  # seeded by the round
+    # Seeded by the round.
+    for index, rows in enumerate(batches(count, training, torch.default_generator)):
         value = loss(rows)
         if not torch.isfinite(value):
             raise Diverged(
-                f"the server's loss became {value.item()} in round {round}, step {index + 1} of {part.steps}, with "
-                f"{part!r}; try a smaller lr"
+                f"the server's loss became {value.item()} in round {round}, step {index + 1} of "
+                f"{part.steps}, with {part!r}; try a smaller lr"
             )
         step(value)
         after(index + 1)

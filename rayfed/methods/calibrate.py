@@ -13,9 +13,12 @@ from rayfed.methods.views import Batch
 
 @dataclass(frozen=True)
 class CalibratedCrossEntropy(Part):
-    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit. FedLC (Zhang et al., ICML 2022).
+    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit.
 
-    Our reading is in `rayfed.losses.calibrated_cross_entropy`. The default is its value in FedVLS's Table 10.
+    FedLC (Zhang et al., ICML 2022).
+
+    Our reading is in `rayfed.losses.calibrated_cross_entropy`. The default is its value in FedVLS's
+    Table 10.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -29,7 +32,9 @@ class CalibratedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class AdjustedCrossEntropy(Part):
-    """Cross-entropy with logits shifted by the log of each class's share (Menon et al., ICLR 2021); in FedVLS."""
+    """Cross-entropy with logits shifted by the log of each class's share (Menon et al., ICLR 2021);
+    in FedVLS.
+    """
 
     slot: ClassVar[str] = "supervise"
 
@@ -39,7 +44,10 @@ class AdjustedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class LogitSuppression(Part):
-    """The logits of a class pushed down on samples of other classes. FedVLS (Guo et al., AAAI 2025), as its code."""
+    """The logits of a class pushed down on samples of other classes.
+
+    FedVLS (Guo et al., AAAI 2025), as its code.
+    """
 
     strength: Annotated[float, Ge(0), "weight of the suppression of logits"] = 0.005
 

@@ -18,15 +18,16 @@ DEFAULTS = (Average(), CrossEntropy())
 def compose(*parts: Part | Sequence[Part]) -> Parts:
     """One method of parts and of other methods, flattened, in the order in which they act.
 
-    Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average` the mean by samples:
-    `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
+    Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average`
+    the mean by samples: `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
 
     >>> from rayfed.methods import Proximal, fedntd
     >>> compose(fedntd(), Proximal(mu=0.01))  # FedNTD with FedProx's term
     (Average(by='samples'), CrossEntropy(weight=1.0, smoothing=0.0),
      NotTrueDistill(beta=1.0, tau=1.0, mix=1.0, form='kl', teacher=True), Proximal(mu=0.01))
     """
-    by_slot: dict[str, tuple[Part, Sequence[Any]]] = {}  # with what it came with
+    # With what it came with.
+    by_slot: dict[str, tuple[Part, Sequence[Any]]] = {}
     for each in parts:
         group: Sequence[Any] = each if isinstance(each, tuple | list) else [each]
         for part in group:
@@ -35,7 +36,8 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
                 raise InputError(_twice(by_slot[part.slot], (part, group)))
             by_slot[part.slot] = part, group
     defaults = [part for part in DEFAULTS if part.slot not in by_slot]
-    for default in defaults:  # which would go on beside the part that is to take its place
+    # Which would go on beside the part that is to take its place.
+    for default in defaults:
         for slot in get_close_matches(default.slot, by_slot, cutoff=0.8):
             raise InputError(
                 f"{by_slot[slot][0]!r} has the slot '{slot}'; did you mean '{default.slot}'?"
@@ -44,7 +46,9 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
 
 
 def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
-    """That two parts fill one slot, each with what it came with, and what to give in place of whole methods."""
+    """That two parts fill one slot, each with what it came with, and what to give in place of whole
+    methods.
+    """
     (first, _), (later, _) = filled
     own = [
         name_of(type(one))
@@ -63,7 +67,9 @@ def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
 
 
 def turn(part: Part) -> int:
-    """When a part's `update` runs: first the average, then what changes it, then the others, which read the outcome."""
+    """When a part's `update` runs: first the average, then what changes it, then the others, which
+    read the outcome.
+    """
     if part.slot == "average":
         return 0
     return 1 if part.changes_average else 2
@@ -85,7 +91,8 @@ def refuse_unfit(part: object) -> None:
         )
     if part.slot == "average" and not defines(part, "update"):
         raise InputError(
-            f"{told(part)} fills the slot 'average', so it has to define update, and return step.towards(weights) there"
+            f"{told(part)} fills the slot 'average', so it has to define update, and return "
+            "step.towards(weights) there"
         )
 
 
@@ -97,7 +104,8 @@ def recipe(name: str, part: Callable[P, Part]) -> Callable[P, Parts]:
 
     method.__name__ = method.__qualname__ = name
     method.__module__ = (
-        "rayfed.methods.recipes"  # where it is found again: a method may be pickled by its name
+        # Where it is found again: a method may be pickled by its name.
+        "rayfed.methods.recipes"
     )
     method.__doc__ = part.__doc__
     method.__annotations__ = get_type_hints(part, include_extras=True)

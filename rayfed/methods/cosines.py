@@ -15,7 +15,8 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
 
-Scaled = Callable[[Tensor, Tensor], Tensor]  # of cosines (B, C) and their factor: a loss
+# Of cosines (B, C) and their factor: a loss.
+Scaled = Callable[[Tensor, Tensor], Tensor]
 Scale = Annotated[float, Gt(0), "first factor of the cosines, which is learned then"]
 
 
@@ -23,18 +24,24 @@ Scale = Annotated[float, Gt(0), "first factor of the cosines, which is learned t
 class LocalScale:
     """The factor of the cosines at a client, as it is trained."""
 
-    value: Tensor  # a scalar
-    step: Callable[[Tensor], None]  # on a loss: the job's optimizer
+    # A scalar.
+    value: Tensor
+    # On a loss: the job's optimizer.
+    step: Callable[[Tensor], None]
 
     def learned(self, cosines: Tensor, loss: Scaled) -> Tensor:
-        """The loss of the cosines, as a term for the model; the factor takes its step on the same loss."""
+        """The loss of the cosines, as a term for the model; the factor takes its step on the same
+        loss.
+        """
         term = loss(cosines, self.value.detach().clone())
         self.step(loss(cosines.detach(), self.value))
         return term
 
 
 class LearnedScale:
-    """The hooks of a factor of cosines that clients learn beside the model, and the server averages by samples."""
+    """The hooks of a factor of cosines that clients learn beside the model, and the server averages
+    by samples.
+    """
 
     scale: float
 
@@ -58,11 +65,13 @@ class LearnedScale:
 
 @dataclass(frozen=True)
 class SimplexHead(LearnedScale, Part):
-    """Cross-entropy of the cosines to a simplex's corners, shifted by class shares. FedETF (Li et al., ICCV 2023).
+    """Cross-entropy of the cosines to a simplex's corners, shifted by class shares.
 
-    The head is the projection of the authors' code (ZexiLee/ICCV-2023-FedETF), linear, to as many features as there are
-    classes: so the corners may be those of `_to_corners`, and the model's largest logit is its largest cosine. The
-    factor is learned, as in that code.
+    FedETF (Li et al., ICCV 2023).
+
+    The head is the projection of the authors' code (ZexiLee/ICCV-2023-FedETF), linear, to as many
+    features as there are classes: so the corners may be those of `_to_corners`, and the model's
+    largest logit is its largest cosine. The factor is learned, as in that code.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -88,11 +97,14 @@ class SimplexHead(LearnedScale, Part):
 
 @dataclass(frozen=True)
 class ShareScaledSimplex(Part):
-    """Cross-entropy of the cosines to a simplex's corners, each times its class's share. FedGELA (NeurIPS 2023).
+    """Cross-entropy of the cosines to a simplex's corners, each times its class's share.
 
-    Fan et al. A client's corners are `C n_c / n` long, so that a class that it lacks has the logit 0: its room stays
-    free. As in the authors' code (MediaBrain-SJTU/FedGELA), with features of length 1 (its `l2`, where its default
-    is BatchNorm), and with the head for its last projection. The global model has corners of one length.
+    FedGELA (NeurIPS 2023).
+
+    Fan et al. A client's corners are `C n_c / n` long, so that a class that it lacks has the logit
+    0: its room stays free. As in the authors' code (MediaBrain-SJTU/FedGELA), with features of
+    length 1 (its `l2`, where its default is BatchNorm), and with the head for its last projection.
+    The global model has corners of one length.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -106,7 +118,8 @@ class ShareScaledSimplex(Part):
 
 
 def _to_corners(logits: Tensor) -> Tensor:
-    """The cosines, (B, C), of logits to the corners of a simplex: the axes less their mean, scaled to length 1.
+    """The cosines, (B, C), of logits to the corners of a simplex: the axes less their mean, scaled
+    to length 1.
 
     >>> _to_corners(torch.tensor([[3.0, 0.0]]))
     tensor([[ 0.7071, -0.7071]])

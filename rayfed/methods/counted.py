@@ -1,4 +1,6 @@
-"""A part that takes the number of samples that a model has learned a class from for how well it knows that class."""
+"""A part that takes the number of samples that a model has learned a class from for how well it
+knows that class.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -17,12 +19,15 @@ from rayfed.tensors.weights import parameters_of
 
 @dataclass(frozen=True)
 class CountedDistill(Part):
-    """Distillation at clients and server, each class weighed by label counts. Flashback (Aljahdali et al., 2024).
+    """Distillation at clients and server, each class weighed by label counts.
 
-    arXiv:2402.05558, from memory. At a client, the global model teaches class `c` with the weight `v_c / (v_c + n_c)`.
-    At the server the average learns the labels of the auxiliary set, and from the clients' models and the last global
-    model, whose softmaxes are weighed by `n_c` and by `v_c` over the sum of all. `v` adds up the counts of the clients,
-    a share `gamma` of a client's counts each time that it trains, until all are in.
+    Flashback (Aljahdali et al., 2024).
+
+    arXiv:2402.05558, from memory. At a client, the global model teaches class `c` with the weight
+    `v_c / (v_c + n_c)`. At the server the average learns the labels of the auxiliary set, and from
+    the clients' models and the last global model, whose softmaxes are weighed by `n_c` and by `v_c`
+    over the sum of all. `v` adds up the counts of the clients, a share `gamma` of a client's counts
+    each time that it trains, until all are in.
     """
 
     changes_average: ClassVar[bool] = True
@@ -32,7 +37,7 @@ class CountedDistill(Part):
     steps: Annotated[int, Ge(0), "steps on the server in each round"] = 100
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
     batch_size: Annotated[int, Ge(1), "images per step"] = 128
-    auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
+    auxiliary_per_class: Annotated[int, Ge(1), ("samples of each class that the server keeps")] = 64  # type: ignore[misc]
 
     def tell(self, v: Tensor | None, server: ServerView, surveyed: None) -> tuple[Tensor, Tree]:
         v = torch.zeros(server.num_classes, dtype=torch.float64) if v is None else v

@@ -1,4 +1,5 @@
-"""Parts that keep the knowledge that a client has no data of: they stay near the logits of a teacher.
+"""Parts that keep the knowledge that a client has no data of: they stay near the logits of a
+teacher.
 
 The teacher is the round's global model, unless a part says otherwise.
 """
@@ -21,12 +22,17 @@ from rayfed.tensors.weights import Weights, combine, like
 
 Beta = Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"]
 Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]
-MASK = "keep samples whose label the teacher gives a probability above 1/C, or the largest probability, or all samples"
+MASK = (
+    "keep samples whose label the teacher gives a probability above 1/C, or the largest "
+    "probability, or all samples"
+)
 
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective."""
+    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local
+    objective.
+    """
 
     beta: Beta = 1.0
     tau: Tau = 1.0
@@ -42,10 +48,12 @@ class Distill(Part):
 
 @dataclass(frozen=True)
 class NotTrueDistill(Part):
-    """Distillation over the classes other than the label. FedNTD (Lee et al., NeurIPS 2022), eq. 10 and 11.
+    """Distillation over the classes other than the label.
 
-    `mix` blends it with plain distillation (eq. 17, 18), `form = "mse"` compares logits (appendix L), `teacher = false`
-    takes a uniform teacher over the not-true classes.
+    FedNTD (Lee et al., NeurIPS 2022), eq. 10 and 11.
+
+    `mix` blends it with plain distillation (eq. 17, 18), `form = "mse"` compares logits (appendix
+    L), `teacher = false` takes a uniform teacher over the not-true classes.
     """
 
     beta: Beta = 1.0
@@ -73,10 +81,12 @@ class NotTrueDistill(Part):
 
 @dataclass(frozen=True)
 class LabelMaskedDistill(Part):
-    """Distillation from a teacher masked on the client's majority classes. FedLMD (Lu et al., ACM MM 2023), eq. 3-6.
+    """Distillation from a teacher masked on the client's majority classes.
 
-    `teacher = false` is FedLMD-Tf (eq. 7, 8): uniform over the classes that remain. The paper's inequality for the
-    majority is garbled; `rayfed.losses.majority_labels` states our reading.
+    FedLMD (Lu et al., ACM MM 2023), eq. 3-6.
+
+    `teacher = false` is FedLMD-Tf (eq. 7, 8): uniform over the classes that remain. The paper's
+    inequality for the majority is garbled; `rayfed.losses.majority_labels` states our reading.
     """
 
     beta: Beta = 1.0
@@ -97,7 +107,8 @@ class LabelMaskedDistill(Part):
 class VacantClassDistill(Part):
     """Distillation over the classes that the client lacks. FedVLS (Guo et al., AAAI 2025).
 
-    A client that lacks fewer than two classes has no term: a softmax over a single class is constant.
+    A client that lacks fewer than two classes has no term: a softmax over a single class is
+    constant.
     """
 
     beta: Beta = 0.1
@@ -113,18 +124,21 @@ class VacantClassDistill(Part):
 
 @dataclass(frozen=True)
 class SelectiveDistill(Part):
-    """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2-6.
+    """Logits held to the teacher's where it is credible, by class and by sample.
 
-    The server measures the global model's confusion at the start of each round, on an auxiliary set that is withdrawn
-    from the clients. M weighs the squared gap. With `inside_norm = true` it is squared too, as eq. 3 prints it, and at
-    the paper's values the method is FedAvg: the term's gradient is some 1e-5 of the cross-entropy's.
+    FedSSD (He et al., 2022), eq. 2-6.
+
+    The server measures the global model's confusion at the start of each round, on an auxiliary set
+    that is withdrawn from the clients. M weighs the squared gap. With `inside_norm = true` it is
+    squared too, as eq. 3 prints it, and at the paper's values the method is FedAvg: the term's
+    gradient is some 1e-5 of the cross-entropy's.
     """
 
     m_max: Annotated[float, Ge(0), "weight of a perfectly credible logit; 0 is FedAvg"] = 0.01
     inside_norm: Annotated[bool, "weigh the gap before it is squared, as the paper prints it"] = (
         False
     )
-    auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
+    auxiliary_per_class: Annotated[int, Ge(1), ("samples of each class that the server keeps")] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
         confusion = np.zeros((server.num_classes, server.num_classes), dtype=np.int64)
@@ -147,15 +161,19 @@ class SelectiveDistill(Part):
 
 @dataclass(frozen=True)
 class PrototypeSimilarityDistill(Part):
-    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023).
+    """Distillation from an averaged teacher, scaled by similarity to class prototypes.
 
-    Equations 6 to 15. The teacher is a moving average of all global models, the initial model included. Before training
-    it is sent to the sampled clients, which return its logits summed by class; the prototypes are the means. The
-    defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 and the code have `mu = 0.5, tau = 4`. Each ingredient can
-    be turned off (Tables III, IV).
+    FedCSD (Yan et al., 2023).
 
-    `released` follows the authors' code (IAMJackYan/FedCSD) where it differs: `(1 - mu) CE`, the KL divergence with a
-    gradient through the similarity, the mask on the scaled logits, and each client's prototypes from its own samples.
+    Equations 6 to 15. The teacher is a moving average of all global models, the initial model
+    included. Before training it is sent to the sampled clients, which return its logits summed by
+    class; the prototypes are the means. The defaults are for CIFAR-100 and FEMNIST;
+    Office-Caltech-10 and the code have `mu = 0.5, tau = 4`. Each ingredient can be turned off
+    (Tables III, IV).
+
+    `released` follows the authors' code (IAMJackYan/FedCSD) where it differs: `(1 - mu) CE`, the KL
+    divergence with a gradient through the similarity, the mask on the scaled logits, and each
+    client's prototypes from its own samples.
     """
 
     mu: Annotated[
@@ -175,8 +193,8 @@ class PrototypeSimilarityDistill(Part):
         super().__post_init__()
         if self.released and self.weight > 1:
             raise InputError(
-                f"prototype_similarity_distill: mu = {self.mu}, released = true: the released code weighs the "
-                "cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
+                f"prototype_similarity_distill: mu = {self.mu}, released = true: the released code "
+                "weighs the cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
             )
 
     @property
@@ -190,9 +208,8 @@ class PrototypeSimilarityDistill(Part):
         return (4.0 if self.released else 10.0) if self.tau is None else self.tau
 
     def init(self, weights: Weights) -> Weights | None:
-        return (
-            weights if self.decay else None
-        )  # None: the teacher is the global model, which is sent anyway
+        # None: the teacher is the global model, which is sent anyway.
+        return weights if self.decay else None
 
     def survey(self, client: ClientView) -> Tree:
         return self._sums(client) if self.similarity and not self.released else None
@@ -222,9 +239,11 @@ class PrototypeSimilarityDistill(Part):
             released=self.released,
         )
         if self.released:
-            # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.
+            # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE
+            # + mu L.
             return term - self.weight * losses.cross_entropy(batch.logits, batch.labels)
-        # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not noted.
+        # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not
+        # noted.
         batch.note("filtered", 1 - losses.trusted(teacher, batch.labels, self.mask).float().mean())
         batch.note(
             "teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean()
@@ -244,7 +263,9 @@ class PrototypeSimilarityDistill(Part):
         return like(average, teacher), step
 
     def _sums(self, client: ClientView) -> dict[str, Tensor]:
-        """The teacher's logits on the client's samples, summed by class (C, C), and the samples of each class (C,)."""
+        """The teacher's logits on the client's samples, summed by class (C, C), and the samples of
+        each class (C,).
+        """
         sums = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64)
         for outputs, labels in client.outputs(self._teacher(client)):
             sums.index_add_(0, labels.cpu(), outputs.logits.double().cpu())

@@ -1,4 +1,6 @@
-"""Parts that shape a batch's features or predictions: apart from each other, or near those of other models."""
+"""Parts that shape a batch's features or predictions: apart from each other, or near those of other
+models.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,11 +19,14 @@ from rayfed.tensors.weights import Weights
 
 @dataclass(frozen=True)
 class ModelContrast(Part):
-    """Features pulled towards the global model's, away from the client's last model's. MOON (Li et al., CVPR 2021).
+    """Features pulled towards the global model's, away from the client's last model's.
 
-    Equation 3, on penultimate features; the projection head is an option of the model (`project`). A client that has
-    not trained before has no term, or is pushed away from the job's initial model, as in FedNTD's code. Not from the
-    round's global model: both cosines would be the same, and the gradient 0.
+    MOON (Li et al., CVPR 2021).
+
+    Equation 3, on penultimate features; the projection head is an option of the model (`project`).
+    A client that has not trained before has no term, or is pushed away from the job's initial
+    model, as in FedNTD's code. Not from the round's global model: both cosines would be the same,
+    and the gradient 0.
     """
 
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
@@ -60,10 +65,12 @@ class ModelContrast(Part):
 
 @dataclass(frozen=True)
 class Decorrelation(Part):
-    """Features kept from correlating with each other over a batch. FedDecorr (Shi et al., ICLR 2023).
+    """Features kept from correlating with each other over a batch.
 
-    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is 62 times that of
-    the paper's formula, and the default weight belongs to it.
+    FedDecorr (Shi et al., ICLR 2023).
+
+    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is
+    62 times that of the paper's formula, and the default weight belongs to it.
     """
 
     beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
@@ -77,10 +84,12 @@ class Decorrelation(Part):
 
 @dataclass(frozen=True)
 class ClassDecorrelation(Part):
-    """Features kept from correlating with each other within each class of a batch. FedMR (Fan et al., TMLR 2023).
+    """Features kept from correlating with each other within each class of a batch.
 
-    The intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`. The paper's loss
-    between classes is not in that code, and not here.
+    FedMR (Fan et al., TMLR 2023).
+
+    The intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`.
+    The paper's loss between classes is not in that code, and not here.
     """
 
     intra: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.01
@@ -94,10 +103,13 @@ class ClassDecorrelation(Part):
 
 @dataclass(frozen=True)
 class RelaxedContrast(Part):
-    """Features near those of their class, but not too near, and far from other classes. FedRCL (Seo et al., CVPR 2024).
+    """Features near those of their class, but not too near, and far from other classes.
 
-    On penultimate features, and mined as in the authors' code: `rayfed.losses.relaxed_contrast`. The code takes the
-    mean of this term over the stages of a ResNet; here are the last one's features alone.
+    FedRCL (Seo et al., CVPR 2024).
+
+    On penultimate features, and mined as in the authors' code: `rayfed.losses.relaxed_contrast`.
+    The code takes the mean of this term over the stages of a ResNet; here are the last one's
+    features alone.
     """
 
     weight: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 1.0
@@ -119,7 +131,10 @@ class RelaxedContrast(Part):
 
 @dataclass(frozen=True)
 class PredictionVariance(Part):
-    """Predictions that vary over a batch as those of sure, even classes would. In FedUV (Son et al., CVPR 2024)."""
+    """Predictions that vary over a batch as those of sure, even classes would.
+
+    In FedUV (Son et al., CVPR 2024).
+    """
 
     variance: Annotated[
         float, Ge(0), "weight of the lack of variance in the predictions (lambda)"
@@ -131,7 +146,10 @@ class PredictionVariance(Part):
 
 @dataclass(frozen=True)
 class FeatureUniformity(Part):
-    """Features pushed apart over a batch, whatever their labels. In FedUV (Son et al., CVPR 2024)."""
+    """Features pushed apart over a batch, whatever their labels.
+
+    In FedUV (Son et al., CVPR 2024).
+    """
 
     uniformity: Annotated[float, Ge(0), "weight of the nearness of features (mu)"] = 0.5
 

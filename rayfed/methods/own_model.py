@@ -1,4 +1,6 @@
-"""A model of each client's own, or a head, which it trains beside the global model and keeps from round to round."""
+"""A model of each client's own, or a head, which it trains beside the global model and keeps from
+round to round.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,12 +32,10 @@ from rayfed.tensors.weights import (
     zeros_like,
 )
 
-OwnHead = tuple[
-    Weights, Callable[[Tensor], None]
-]  # in training, and its step on a loss: by the job's optimizer
-Models = (
-    tuple[Weights, Weights] | None
-)  # a client's own model before and after its training, where it keeps one
+# In training, and its step on a loss: by the job's optimizer.
+OwnHead = tuple[Weights, Callable[[Tensor], None]]
+# A client's own model before and after its training, where it keeps one.
+Models = tuple[Weights, Weights] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +43,25 @@ class Own:
     """A client's own model in training, and what its steps need."""
 
     model: nn.Module
-    step: Callable[[Tensor], None]  # on a loss: the job's optimizer, with a momentum of its own
-    anchor: Tensor  # the global model's trainable parameters, (P,)
+    # On a loss: the job's optimizer, with a momentum of its own.
+    step: Callable[[Tensor], None]
+    # The global model's trainable parameters, (P,).
+    anchor: Tensor
 
 
 @dataclass(frozen=True)
 class OwnModel(Part):
-    """Each client also trains a model of its own, pulled to the global one. Ditto (Li et al., ICML 2021), algorithm 1.
+    """Each client also trains a model of its own, pulled to the global one.
 
-    The own model `v` takes a step on every batch of the global training, by the job's optimizer, on the loss
-    `CE(v) + lam / 2 ||v - w||^2`, where `w` is the round's global model. The global training stays as it is, bit for
-    bit. A client's first `v` is the `w` of that round; its BatchNorm statistics are its own, and are not pulled.
+    Ditto (Li et al., ICML 2021), algorithm 1.
 
-    Raises `Diverged` where the own model is no longer finite, which the loss of the global training does not show.
+    The own model `v` takes a step on every batch of the global training, by the job's optimizer, on
+    the loss `CE(v) + lam / 2 ||v - w||^2`, where `w` is the round's global model. The global
+    training stays as it is, bit for bit. A client's first `v` is the `w` of that round; its
+    BatchNorm statistics are its own, and are not pulled.
+
+    Raises `Diverged` where the own model is no longer finite, which the loss of the global training
+    does not show.
     """
 
     lam: Annotated[
@@ -68,9 +74,8 @@ class OwnModel(Part):
     def begin(self, client: ClientView) -> Own:
         model = with_weights(client.global_model, client.memory or client.weights)
         for name, p in model.named_parameters():
-            p.requires_grad_(
-                name in client.weights
-            )  # the job's frozen parameters are not among the weights
+            # The job's frozen parameters are not among the weights.
+            p.requires_grad_(name in client.weights)
         parameters = parameters_of(in_training(model))
         anchor = flat({name: client.weights[name] for name in parameters})
         return Own(model, client.stepper(parameters), anchor)
@@ -78,7 +83,8 @@ class OwnModel(Part):
     def loss(self, batch: Batch, local: Own) -> None:
         """A step of the own model; no term of the loss."""
         device = batch.images.device
-        # Dropout draws here too. The generators are restored, so that the global model has the draws of FedAvg.
+        # Dropout draws here too. The generators are restored, so that the global model has the
+        # draws of FedAvg.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             loss = losses.cross_entropy(batch.run(local.model, batch.images).logits, batch.labels)
         batch.note("own_loss", loss)
@@ -98,10 +104,13 @@ class OwnModel(Part):
 
 @dataclass(frozen=True)
 class PersonalHead(Part):
-    """A head of each client's own, added to the global head's logits. In FedRoD (Chen and Chao, ICLR 2022).
+    """A head of each client's own, added to the global head's logits.
 
-    It learns by cross-entropy on the sum, by the job's optimizer, and the global model learns nothing from it. A
-    client's first head is 0. The client's own model is the global one with the sum of both heads.
+    In FedRoD (Chen and Chao, ICLR 2022).
+
+    It learns by cross-entropy on the sum, by the job's optimizer, and the global model learns
+    nothing from it. A client's first head is 0. The client's own model is the global one with the
+    sum of both heads.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -161,7 +170,9 @@ def before_and_after(
     before: tuple[Weights, Mapping[str, Tree]],
     after: tuple[Weights, Mapping[str, Tree]],
 ) -> Models:
-    """A client's own model before and after its training, where it has one, out of weights and memories by slot."""
+    """A client's own model before and after its training, where it has one, out of weights and
+    memories by slot.
+    """
     part = next((part for part in parts if defines(part, "own_model")), None)
     if part is None:
         return None

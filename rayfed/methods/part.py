@@ -1,8 +1,9 @@
 """The contract of a method: a tuple of parts, each with at most seven hooks.
 
-A part is a frozen dataclass whose fields are its hyper-parameters. It keeps nothing on itself: the server has `state`,
-a client has `memory`, and a client in a single round has `local`. Hooks return these values, and later hooks get them,
-so that any piece of the work can run anywhere, or twice. In the order in which a round runs:
+A part is a frozen dataclass whose fields are its hyper-parameters. It keeps nothing on itself: the
+server has `state`, a client has `memory`, and a client in a single round has `local`. Hooks return
+these values, and later hooks get them, so that any piece of the work can run anywhere, or twice. In
+the order in which a round runs:
 
     init(weights)                      server, once             -> state
     survey(client)                     client, before the round -> summands
@@ -12,7 +13,8 @@ so that any piece of the work can run anywhere, or twice. In the order in which 
     report(client, local, fit)         client, after training   -> summands, memory
     update(state, total, step)         server, after clients    -> state, step
 
-Summands are trees of tensors and numbers (`rayfed/tensors/trees.py`) that are added up in an order that the job fixes.
+Summands are trees of tensors and numbers (`rayfed/tensors/trees.py`) that are added up in an order
+that the job fixes.
 
 FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2), whole:
 
@@ -49,23 +51,28 @@ EARLIER = {
     "needs_sgd": "require_sgd(self, training)",
     "without_momentum": "warn_of_momentum(self, training)",
 }
-ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
+# Slots that `compose` fills where no part does.
+ROLES = ("supervise", "average")
 
 Parts = tuple["Part", ...]
 
 
 class Part(Checked):
-    """One ingredient of a method. Define the hooks that it needs; the others do nothing, and cost nothing.
+    """One ingredient of a method.
 
-    Beside its hooks it may say what it is: by the class variables, by `check`, `local_names` and `own_model`.
+    Define the hooks that it needs; the others do nothing, and cost nothing.
+
+    Beside its hooks it may say what it is: by the class variables, by `check`, `local_names` and
+    `own_model`.
     """
 
-    slot: ClassVar[
-        str
-    ]  # its role; two parts of one slot cannot be composed. The default is the class's name
-    changes_average: ClassVar[bool] = False  # whether its `update` changes the new weights
+    # Its role; two parts of one slot cannot be composed. The default is the class's name.
+    slot: ClassVar[str]
+    # Whether its `update` changes the new weights.
+    changes_average: ClassVar[bool] = False
     auxiliary_per_class: ClassVar[int] = (
-        0  # samples of each class for the server to keep; may be a field
+        # Samples of each class for the server to keep; may be a field.
+        0
     )
 
     def __init_subclass__(cls) -> None:
@@ -81,17 +88,21 @@ class Part(Checked):
         """
 
     def local_names(self, model: nn.Module) -> Collection[str]:
-        """Names of entries of a model's state that stay at each client, which begins its next training with its own.
+        """Names of entries of a model's state that stay at each client, which begins its next
+        training with its own.
 
-        They are not sent, and `batch.parameters` is without them. In the global model they keep their initial values,
-        with which a client begins its first training. Such a part has no other memory.
+        They are not sent, and `batch.parameters` is without them. In the global model they keep
+        their initial values, with which a client begins its first training. Such a part has no
+        other memory.
         """
         return ()
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights | None:
-        """The weights of the model that a client has for its own beside the global model, for the measures.
+        """The weights of the model that a client has for its own beside the global model, for the
+        measures.
 
-        From the global model's weights at the client, and the part's memory of it: before its training, and after it.
+        From the global model's weights at the client, and the part's memory of it: before its
+        training, and after it.
         """
         return None
 
@@ -104,11 +115,16 @@ class Part(Checked):
         return None
 
     def tell(self, state: Tree, server: ServerView, surveyed: Tree) -> tuple[Tree, Tree]:
-        """The state, and a payload for every client of the round. `surveyed` is the sum of the survey's summands."""
+        """The state, and a payload for every client of the round.
+
+        `surveyed` is the sum of the survey's summands.
+        """
         return state, None
 
     def begin(self, client: ClientView) -> Any:
-        """The values that `loss` and `report` need in this round, on the client's device; by default the payload."""
+        """The values that `loss` and `report` need in this round, on the client's device; by
+        default the payload.
+        """
         return client.payload
 
     def loss(self, batch: Batch, local: Any) -> Tensor | None:
@@ -120,12 +136,14 @@ class Part(Checked):
 
         Annotate `-> tuple[Tree, None]` where there never is a memory: then none is waited for.
 
-        In a round in which no part has this hook or `local_names`, training would change nothing: no client trains.
+        In a round in which no part has this hook or `local_names`, training would change nothing:
+        no client trains.
         """
         return None, None
 
     def update(self, state: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        """The new state, and the step towards the new weights; `total` is the sum of the cohort's summands.
+        """The new state, and the step towards the new weights; `total` is the sum of the cohort's
+        summands.
 
         It may train, on `step.server.samples()`. The server's generators are seeded by the round.
         """
@@ -137,15 +155,17 @@ def refuse_earlier_names(cls: type[Part]) -> None:
     for name, call in EARLIER.items():
         if name in vars(cls):
             raise InputError(
-                f"{cls.__name__}.{name} is no part of the contract any more: in its place, call {call} "
-                "in check(self, model, training); rayfed.methods has this function"
+                f"{cls.__name__}.{name} is no part of the contract any more: in its place, call "
+                f"{call} in check(self, model, training); rayfed.methods has this function"
             )
     if "check" in vars(cls):
         refuse_other_parameters(cls, cls.check, ["self", "model", "training"])
 
 
 def refuse_misspelt_hooks(cls: type[Part]) -> None:
-    """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never be called."""
+    """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never
+    be called.
+    """
     for name, method in vars(cls).items():
         near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
         if not near or name.startswith("_") or not inspect.isfunction(method):
@@ -163,7 +183,9 @@ def refuse_misspelt_hooks(cls: type[Part]) -> None:
 def refuse_other_parameters(
     cls: type[Part], hook: Callable[..., Any], takes: Sequence[str]
 ) -> None:
-    """Refuse a hook that cannot be called as it will be: else only a client's training would show it."""
+    """Refuse a hook that cannot be called as it will be: else only a client's training would show
+    it.
+    """
     try:
         inspect.signature(hook).bind(*takes)
     except TypeError as error:
@@ -178,7 +200,9 @@ def name_of(cls: type) -> str:
 
 
 def names_of_terms(parts: Sequence[Part]) -> dict[str, str]:
-    """By slot, the name of a part's term of the loss: the slot, or in a common slot the class, if no other has it."""
+    """By slot, the name of a part's term of the loss: the slot, or in a common slot the class, if
+    no other has it.
+    """
     names = {part.slot: name_of(type(part)) if part.slot in ROLES else part.slot for part in parts}
     return names if len({*names.values()}) == len(names) else {slot: slot for slot in names}
 
@@ -220,7 +244,9 @@ def switch(before: Method, after: Method, at: int) -> Switch:
 
 
 def stages(method: Method) -> tuple[tuple[int, Parts], ...]:
-    """The parts that a method has in turn, those in force together in one tuple, each with their first round."""
+    """The parts that a method has in turn, those in force together in one tuple, each with their
+    first round.
+    """
     return method.stages if isinstance(method, Switch) else ((1, method),)
 
 
@@ -240,22 +266,29 @@ def all_parts(method: Method) -> Parts:
 
 
 def trains(parts: Parts) -> bool:
-    """Whether clients train in a round with these parts: one reports on it, or leaves entries at the clients."""
+    """Whether clients train in a round with these parts: one reports on it, or leaves entries at
+    the clients.
+    """
     return any(defines(part, hook) for part in parts for hook in ("report", "local_names"))
 
 
 @functools.cache
 def gives_memory(report: Callable[..., Any]) -> bool:
-    """Whether a part's `report` may give a memory: not where it is annotated as `-> tuple[Tree, None]`."""
+    """Whether a part's `report` may give a memory: not where it is annotated as `-> tuple[Tree,
+    None]`.
+    """
     try:
         returned = get_args(get_type_hints(report).get("return"))
-    except NameError:  # a name that is imported for type checkers only
+    except NameError:
+        # A name that is imported for type checkers only.
         return True
     return report is not Part.report and returned[1:] not in ((None,), (type(None),))
 
 
 def remembers(parts: Parts) -> bool:
-    """Whether clients may have a memory after a round with these parts; entries that stay there are one."""
+    """Whether clients may have a memory after a round with these parts; entries that stay there are
+    one.
+    """
     return any(defines(part, "local_names") or gives_memory(type(part).report) for part in parts)
 
 

@@ -1,4 +1,5 @@
-"""Entries of a model's state that stay at each client, so that every client has a model of its own, and who has them.
+"""Entries of a model's state that stay at each client, so that every client has a model of its own,
+and who has them.
 
 A part says which entries stay: its `local_names`. They are kept as its memory of a client.
 """
@@ -22,17 +23,22 @@ from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, other_names, parameters_of, state
 
-Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
+# Slot of a part -> the entries that it leaves at the clients.
+Local = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
 class LocalNorm(Part):
-    """BatchNorm's parameters and statistics stay at each client. FedBN (Li et al., ICLR 2021), algorithm 1."""
+    """BatchNorm's parameters and statistics stay at each client.
+
+    FedBN (Li et al., ICLR 2021), algorithm 1.
+    """
 
     def check(self, model: nn.Module, training: Training) -> None:
         if not self.local_names(model):
             raise InputError(
-                "local_norm: the model has no BatchNorm layer that trains, so nothing would stay at the clients"
+                "local_norm: the model has no BatchNorm layer that trains, so nothing would stay "
+                "at the clients"
             )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
@@ -43,12 +49,16 @@ class LocalNorm(Part):
 
 @dataclass(frozen=True)
 class LocalHead(Part):
-    """The head stays at each client; all other layers are averaged. FedPer (Arivazhagan et al., 2019), algorithm 1."""
+    """The head stays at each client; all other layers are averaged.
+
+    FedPer (Arivazhagan et al., 2019), algorithm 1.
+    """
 
     def check(self, model: nn.Module, training: Training) -> None:
         if not self.local_names(model):
             raise InputError(
-                "local_head: the model has no module `head` that trains, so nothing would stay at the clients"
+                "local_head: the model has no module `head` that trains, so nothing would stay at "
+                "the clients"
             )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
@@ -58,7 +68,9 @@ class LocalHead(Part):
 
 @dataclass(frozen=True)
 class LocalModel(Part):
-    """The whole model stays at each client, and nothing is averaged: the floor. `Local` in Ditto (ICML 2021).
+    """The whole model stays at each client, and nothing is averaged: the floor.
+
+    `Local` in Ditto (ICML 2021).
 
     The global model stays the initial one; `rayfed clients` measures the clients' models.
     """
@@ -69,10 +81,12 @@ class LocalModel(Part):
 
 @dataclass(frozen=True)
 class HeadThenBody(Part):
-    """Cross-entropy that trains the head alone, then the body alone. In FedRep (Collins et al., ICML 2021).
+    """Cross-entropy that trains the head alone, then the body alone.
 
-    Algorithm 1. With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022). What is not trained
-    has no gradient from this term.
+    In FedRep (Collins et al., ICML 2021).
+
+    Algorithm 1. With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022).
+    What is not trained has no gradient from this term.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -97,9 +111,8 @@ class HeadThenBody(Part):
             )
 
     def begin(self, client: ClientView) -> Iterator[bool]:
-        return chain(
-            repeat(True, int(round(self.head * client.steps, 9))), repeat(False)
-        )  # 0.7 * 90 is 62.99...
+        # 0.7 * 90 is 62.99...
+        return chain(repeat(True, int(round(self.head * client.steps, 9))), repeat(False))
 
     def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
@@ -166,11 +179,15 @@ def recalled(local: Local, memory: Mapping[str, Tree]) -> Weights:
 def remembered(
     local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]
 ) -> dict[str, Tree]:
-    """A client's memory by slot, with its own entries. Raises TypeError where a part has another memory besides."""
+    """A client's memory by slot, with its own entries.
+
+    Raises TypeError where a part has another memory besides.
+    """
     both = sorted(local.keys() & memory.keys())
     if both:
         raise TypeError(
-            f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part"
+            f"the part '{both[0]}' has local names, and so no other memory; keep that in a second "
+            "part"
         )
     return memory | {
         slot: {name: w for name, w in state.items() if name in names}

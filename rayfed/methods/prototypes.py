@@ -20,10 +20,12 @@ from rayfed.tensors.trees import Tree
 
 
 class MeanFeatures:
-    """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C, D).
+    """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C,
+    D).
 
-    Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
-    class that no client of a round holds keeps its prototype. In a part's first round there are none.
+    Each client sends the sums and counts of its features by class, from its trained model on its
+    un-augmented data. A class that no client of a round holds keeps its prototype. In a part's
+    first round there are none.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -47,7 +49,9 @@ class MeanFeatures:
 
 @dataclass(frozen=True)
 class Prototypes(MeanFeatures, Part):
-    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
+    """Features pulled towards the mean feature of their label.
+
+    FedProto (Tan et al., AAAI 2022), with averaging.
 
     The means are of the clients' trained models, over the clients of the round before.
     """
@@ -65,11 +69,13 @@ class Prototypes(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeContrast(MeanFeatures, Part):
-    """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
+    """Features contrasted with the prototypes of all classes, then cross-entropy.
 
-    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The prototypes are means
-    of features of length 1. A part's first round has none, and trains on cross-entropy alone, as in the authors' code
-    (MuXutong/FedProc).
+    FedProc (Mu et al., FGCS 2023).
+
+    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The
+    prototypes are means of features of length 1. A part's first round has none, and trains on
+    cross-entropy alone, as in the authors' code (MuXutong/FedProc).
     """
 
     slot: ClassVar[str] = "supervise"
@@ -96,12 +102,15 @@ class PrototypeContrast(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeHead(LearnedScale, Part):
-    """Cross-entropy of the cosines to a head of class means, which is not trained. FedNH (Dai et al., AAAI 2023).
+    """Cross-entropy of the cosines to a head of class means, which is not trained.
 
-    The head's rows have length 1, from the initial head on. After a round each follows the mean of the clients' mean
-    features of its class: `W <- keep W + (1 - keep) P`, each at length 1, where a client's mean counts by its samples
-    of the class. A class that no client holds keeps its row. As in the authors' code (Yutong-Dai/FedNH), which begins
-    with orthogonal rows. The factor of the cosines is learned.
+    FedNH (Dai et al., AAAI 2023).
+
+    The head's rows have length 1, from the initial head on. After a round each follows the mean of
+    the clients' mean features of its class: `W <- keep W + (1 - keep) P`, each at length 1, where a
+    client's mean counts by its samples of the class. A class that no client holds keeps its row. As
+    in the authors' code (Yutong-Dai/FedNH), which begins with orthogonal rows. The factor of the
+    cosines is learned.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -144,7 +153,9 @@ class PrototypeHead(LearnedScale, Part):
 
 
 def sums_by_class(client: ClientView, model: nn.Module, of_length_1: bool = False) -> Tree:
-    """A model's features on the client's samples, summed by class (C, D), and the samples of each class (C,)."""
+    """A model's features on the client's samples, summed by class (C, D), and the samples of each
+    class (C,).
+    """
     sums = []
     for outputs, labels in client.outputs(model):
         features = outputs.of_features.double()  # (B, D)

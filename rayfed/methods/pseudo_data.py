@@ -1,4 +1,6 @@
-"""FedReg's part: steps that leave alone what the global model says of images that are made from a client's own."""
+"""FedReg's part: steps that leave alone what the global model says of images that are made from a
+client's own.
+"""
 
 from dataclasses import dataclass
 from itertools import cycle
@@ -27,27 +29,35 @@ from rayfed.tensors.weights import (
 )
 
 MIDDLE = (
-    0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
+    # Where the code takes the gradients on pseudo data, between the global and the own weights.
+    0.5
 )
 
 
 class Made(NamedTuple):
-    """Images made of a batch of a client's own, in the directions that raise the global model's loss."""
+    """Images made of a batch of a client's own, in the directions that raise the global model's
+    loss.
+    """
 
-    pseudo: Tensor  # far from them: they stand for what the client does not have
+    # Far from them: they stand for what the client does not have.
+    pseudo: Tensor
     said: Tensor  # (B, C), the global model's probabilities on these
-    perturbed: Tensor  # near to them
+    # Near to them.
+    perturbed: Tensor
     labels: Tensor  # (B,), of the own images
 
 
 @dataclass(frozen=True)
 class PseudoData(Part):
-    """Cross-entropy whose steps are freed of what would change the global model. FedReg (Xu et al., ICLR 2022).
+    """Cross-entropy whose steps are freed of what would change the global model.
 
-    As in the authors' code (Zoesgithub/FedReg): the gradient is taken between the global and the own weights. From the
-    way that a client has then gone from the global model, the share along the gradient on pseudo data is removed, with
-    the global model's predictions for labels, and then that along the gradient on perturbed data, each if it leads up
-    that loss. That enters as a gradient, divided by the rate, so the maths holds for SGD without momentum.
+    FedReg (Xu et al., ICLR 2022).
+
+    As in the authors' code (Zoesgithub/FedReg): the gradient is taken between the global and the
+    own weights. From the way that a client has then gone from the global model, the share along the
+    gradient on pseudo data is removed, with the global model's predictions for labels, and then
+    that along the gradient on perturbed data, each if it leads up that loss. That enters as a
+    gradient, divided by the rate, so the maths holds for SGD without momentum.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -63,7 +73,8 @@ class PseudoData(Part):
         warn_of_momentum(self, training)
         if any(isinstance(module, nn.Embedding) for module in model.modules()):
             raise InputError(
-                f"{self!r} changes examples along a gradient, and those of this model are token numbers"
+                f"{self!r} changes examples along a gradient, and those of this model are token "
+                "numbers"
             )
 
     def begin(self, client: ClientView) -> tuple[ClientView, "cycle[Made]"]:

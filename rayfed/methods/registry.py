@@ -1,8 +1,8 @@
 """Methods and parts by name: the `method` of a job file, read into parts and written back.
 
-A method is a name, a table (`{name = "fedntd", beta = 0.5}`), a list of tables to compose, or, to change in time, a
-list of `{until = 50, method = ...}` whose last entry has no `until`. A name is a recipe's, a part's, or
-`package.module:Name` of a part or a recipe of your own.
+A method is a name, a table (`{name = "fedntd", beta = 0.5}`), a list of tables to compose, or, to
+change in time, a list of `{until = 50, method = ...}` whose last entry has no `until`. A name is a
+recipe's, a part's, or `package.module:Name` of a part or a recipe of your own.
 """
 
 import dataclasses
@@ -44,7 +44,10 @@ PARTS: dict[str, type[Part]] = {name_of(part): part for part in _parts()}
 
 
 def read_method(given: Any) -> Method:
-    """The parts that a job file's `method` says. Raises `InputError` with the nearest valid name or key."""
+    """The parts that a job file's `method` says.
+
+    Raises `InputError` with the nearest valid name or key.
+    """
     if isinstance(given, str | Mapping):
         given = [given]
     if not isinstance(given, list) or not given:
@@ -66,18 +69,22 @@ def read_method(given: Any) -> Method:
     ]
     if len(whole) > 1:
         raise InputError(
-            f"method: {' and '.join(whole)} are whole methods, and a run has one; to compare them, give a grid: "
-            f"grid.method = [{', '.join(whole)}]; to combine them, keep one and add the other's own part"
+            f"method: {' and '.join(whole)} are whole methods, and a run has one; to compare them, "
+            f"give a grid: grid.method = [{', '.join(whole)}]; to combine them, keep one and add "
+            "the other's own part"
         )
     composed = compose(*groups)
-    if len(entries) in (1, len(composed)):  # all parts, one by one: as a run's job.toml has them
+    # All parts, one by one: as a run's job.toml has them.
+    if len(entries) in (1, len(composed)):
         return composed
     lines = [_line(name, values, _defaults(_find(name))) for name, values in entries]
     return Typed(composed, " + ".join(lines))
 
 
 class Typed(tuple[Part, ...]):
-    """The parts of a method that a job file composes, with its names for them, by which people know the method."""
+    """The parts of a method that a job file composes, with its names for them, by which people know
+    the method.
+    """
 
     line: str
 
@@ -95,10 +102,12 @@ def check_method(method: Any) -> None:
             getattr(part, "slot", "") for part in parts
         }:
             raise InputError(
-                f"method = {told(parts)}: not a method; make one with compose(...), fedntd() and the like, or switch"
+                f"method = {told(parts)}: not a method; make one with compose(...), fedntd() and "
+                "the like, or switch"
             )
     for part in all_parts(method):
-        table(part)  # raises where a job could not record it
+        # Raises where a job could not record it.
+        table(part)
 
 
 def write_method(method: Method) -> Any:
@@ -117,7 +126,10 @@ def _read_switch(entries: list[Any]) -> Method:
     allowed = [{"until", "method"}] * (len(entries) - 1) + [{"method"}]
     for entry, keys in zip(entries, allowed, strict=True):
         if not isinstance(entry, Mapping) or set(entry) != keys:
-            form = "each entry is {until = ROUND, method = ...}, and the last entry only {method = ...}"
+            form = (
+                "each entry is {until = ROUND, method = ...}, and the last entry only {method = "
+                "...}"
+            )
             raise InputError(f"method: {entry!r} in a list that changes in time: {form}")
     first, *rest = entries
     if not rest:
@@ -166,19 +178,23 @@ def describe(method: Method) -> str:
     for part in reversed(method):
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
             held[field.name] = getattr(part, field.name)
-    found: list[tuple[int, int, str]] = []  # parts beside the recipe, length of its line, its line
-    beside: dict[str, list[Part]] = {}  # line of a recipe: the parts of the method that it lacks
+    # Parts beside the recipe, length of its line, its line.
+    found: list[tuple[int, int, str]] = []
+    # Line of a recipe: the parts of the method that it lacks.
+    beside: dict[str, list[Part]] = {}
     for name, recipe in RECIPES.items():
         defaults = _defaults(recipe)
         given = {key: held[key] for key in defaults if key in held}
-        with suppress(InputError):  # the value is another recipe's, and out of range here
+        # The value is another recipe's, and out of range here.
+        with suppress(InputError):
             of_recipe = recipe(**given)
             if all(part in method for part in of_recipe):
                 line = _line(name, given, defaults)
                 beside[line] = [part for part in method if part not in of_recipe]
                 found.append((len(beside[line]), len(line), line))
     if found:
-        *_, line = min(found)  # fedlmd_tf, not fedlmd teacher = False
+        # fedlmd_tf, not fedlmd teacher = False.
+        *_, line = min(found)
         return " + ".join([line, *map(_part_line, beside[line])])
     usual = [part for part in reversed(DEFAULTS) if part in method]
     own = [part for part in method if part not in usual]
@@ -199,7 +215,8 @@ def document(name: str) -> str:
     """The docstring of a recipe or part; '' if it has none of its own."""
     maker = _find(name)
     text = inspect.getdoc(maker) or ""
-    made = text.startswith(f"{getattr(maker, '__name__', '')}(")  # by `dataclass`, from the fields
+    # By `dataclass`, from the fields.
+    made = text.startswith(f"{getattr(maker, '__name__', '')}(")
     return "" if made or text == inspect.getdoc(Part) else text
 
 

@@ -31,9 +31,10 @@ def require_sgd(part: object, training: Training) -> None:
     """Raise `InputError` if a client's steps are not the learning rate times a gradient."""
     if training.optimizer != "sgd":
         raise InputError(
-            f"train.optimizer = '{training.optimizer}': the part '{snake_case(type(part).__name__)}' "
-            "counts on steps that are the learning rate times a gradient, which are those of sgd "
-            "alone; give train.optimizer = 'sgd', or another method"
+            f"train.optimizer = '{training.optimizer}': the part "
+            f"'{snake_case(type(part).__name__)}' counts on steps that are the learning rate times "
+            "a gradient, which are those of sgd alone; give train.optimizer = 'sgd', or another "
+            "method"
         )
 
 

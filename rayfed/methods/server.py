@@ -1,4 +1,6 @@
-"""Parts that make the new global weights from the clients' summands (slot `average`), or change the new weights."""
+"""Parts that make the new global weights from the clients' summands (slot `average`), or change the
+new weights.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -19,9 +21,12 @@ from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract
 
 @dataclass(frozen=True)
 class Average(Part):
-    """Weighted mean of the clients' parameters and buffers. FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
+    """Weighted mean of the clients' parameters and buffers.
 
-    FedNTD and FedLMD print a uniform mean in their algorithms but weigh by samples in text and code, as we do.
+    FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
+
+    FedNTD and FedLMD print a uniform mean in their algorithms but weigh by samples in text and
+    code, as we do.
     """
 
     slot: ClassVar[str] = "average"
@@ -41,10 +46,12 @@ class Average(Part):
 
 @dataclass(frozen=True)
 class NormalizedAverage(Part):
-    """Mean of the clients' updates, each divided by its number of steps. FedNova (Wang et al., NeurIPS 2020), eq. 6.
+    """Mean of the clients' updates, each divided by its number of steps.
 
-    `w <- w - tau sum p_k (w - w_k) / a_k` with `a_k` the momentum-corrected number of steps, `p_k` the share of samples
-    and `tau = sum p_k a_k`. Buffers are averaged as they are.
+    FedNova (Wang et al., NeurIPS 2020), eq. 6.
+
+    `w <- w - tau sum p_k (w - w_k) / a_k` with `a_k` the momentum-corrected number of steps, `p_k`
+    the share of samples and `tau = sum p_k a_k`. Buffers are averaged as they are.
     """
 
     slot: ClassVar[str] = "average"
@@ -75,9 +82,9 @@ class NormalizedAverage(Part):
 class DiscrepancyAverage(Part):
     """Mean in which clients with uneven labels weigh less. FedDisco (Ye et al., ICML 2023).
 
-    A client weighs `max(0, n_k - a d_k + b)`, with `n_k` its share of the cohort's samples and `d_k` its share of the
-    cohort's divergences `KL(labels || uniform)`, as in the authors' code (MediaBrain-SJTU/FedDisco, `disco.py`). With
-    `a` below 1 some client has a positive weight.
+    A client weighs `max(0, n_k - a d_k + b)`, with `n_k` its share of the cohort's samples and
+    `d_k` its share of the cohort's divergences `KL(labels || uniform)`, as in the authors' code
+    (MediaBrain-SJTU/FedDisco, `disco.py`). With `a` below 1 some client has a positive weight.
     """
 
     slot: ClassVar[str] = "average"
@@ -110,10 +117,13 @@ def _divergence(counts: Tensor) -> float:
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Part):
-    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a corrected mean. FedDyn (Acar et al., ICLR 2021).
+    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a corrected mean.
 
-    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients. With `by_size` a client's
-    alpha is divided by its number of samples over the mean number, as in the authors' code; the server's stays.
+    FedDyn (Acar et al., ICLR 2021).
+
+    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients. With
+    `by_size` a client's alpha is divided by its number of samples over the mean number, as in the
+    authors' code; the server's stays.
     """
 
     slot: ClassVar[str] = "average"
@@ -144,7 +154,9 @@ class DynamicRegularizer(Part):
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 
     def update(self, h: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
-        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the whole population."""
+        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the
+        whole population.
+        """
         old = step.parameters(step.weights)
         moved = combine(
             lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(),
@@ -162,9 +174,10 @@ class DynamicRegularizer(Part):
 class ServerMomentum(Part):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
 
-    Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`.
-    With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients train where momentum will take the
-    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`. `w_avg`, its theta, is evaluated.
+    Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w -
+    w_avg)` is `w_avg`. With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients
+    train where momentum will take the model, as in FedACG (Kim et al., CVPR 2024, algorithm 1),
+    whose `m` is `-v`. `w_avg`, its theta, is evaluated.
     """
 
     changes_average: ClassVar[bool] = True
@@ -183,10 +196,11 @@ class ServerMomentum(Part):
 
 @dataclass(frozen=True)
 class Smoothed(Part):
-    """The global models' exponential average, which is evaluated; the rounds go on from the last model as they would.
+    """The global models' exponential average, which is evaluated; the rounds go on from the last
+    model as they would.
 
-    `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. Of what another part would have
-    evaluated, if one says so.
+    `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. Of what another
+    part would have evaluated, if one says so.
     """
 
     decay: Annotated[

@@ -1,7 +1,7 @@
 """Parts that take the gradient of the cross-entropy at other weights, near those in training.
 
-The gradient enters as a linear term of the loss, so it passes through SGD like any other; the value of the term stays
-that of the loss at the weights in training.
+The gradient enters as a linear term of the loss, so it passes through SGD like any other; the value
+of the term stays that of the loss at the weights in training.
 """
 
 from collections.abc import Iterable
@@ -31,10 +31,13 @@ from rayfed.tensors.weights import (
 
 @dataclass(frozen=True)
 class SharpnessAware(Part):
-    """Cross-entropy with its gradient at the weights where it is highest nearby. FedSAM (Qu et al., ICML 2022).
+    """Cross-entropy with its gradient at the weights where it is highest nearby.
 
-    Also Caldarola et al., ECCV 2022. A step of length `rho` along the gradient, then the gradient there, on the same
-    batch. BatchNorm's running statistics count the pass at the weights in training alone.
+    FedSAM (Qu et al., ICML 2022).
+
+    Also Caldarola et al., ECCV 2022. A step of length `rho` along the gradient, then the gradient
+    there, on the same batch. BatchNorm's running statistics count the pass at the weights in
+    training alone.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -50,11 +53,14 @@ class SharpnessAware(Part):
 
 @dataclass(frozen=True)
 class GlobalPerturbation(Part):
-    """Cross-entropy with its gradient at weights back along the global model's path. FedLESAM (Fan et al., ICML 2024).
+    """Cross-entropy with its gradient at weights back along the global model's path.
 
-    The step has length `rho` and goes to the global model that the client was sent when it last trained, from the one
-    of this round: where the global loss has fallen from. A client's first round has none. The authors' code
-    (MediaBrain-SJTU/FedLESAM) takes the server's last step for all clients, which is the same where all take part.
+    FedLESAM (Fan et al., ICML 2024).
+
+    The step has length `rho` and goes to the global model that the client was sent when it last
+    trained, from the one of this round: where the global loss has fallen from. A client's first
+    round has none. The authors' code (MediaBrain-SJTU/FedLESAM) takes the server's last step for
+    all clients, which is the same where all take part.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -75,11 +81,13 @@ class GlobalPerturbation(Part):
 
 @dataclass(frozen=True)
 class ProximalPerturbation(Part):
-    """Cross-entropy with its gradient at weights that are further from the teacher's logits. FedSOL (CVPR 2024).
+    """Cross-entropy with its gradient at weights that are further from the teacher's logits.
 
-    Lee et al. The step is along the gradient of the divergence from the global model's softmax, scaled by how far each
-    weight has moved from the global one, with norm 1 or 0 over the first dimension, as in the authors' code
-    (Lee-Gihun/FedSOL, `fedsol_adaptive`).
+    FedSOL (CVPR 2024).
+
+    Lee et al. The step is along the gradient of the divergence from the global model's softmax,
+    scaled by how far each weight has moved from the global one, with norm 1 or 0 over the first
+    dimension, as in the authors' code (Lee-Gihun/FedSOL, `fedsol_adaptive`).
     """
 
     slot: ClassVar[str] = "supervise"
@@ -105,11 +113,14 @@ class ProximalPerturbation(Part):
 
 @dataclass(frozen=True)
 class AgreedPerturbation(Part):
-    """Cross-entropy with its gradient at weights that all clients agree on. In FedSMOO (Sun et al., ICML 2023).
+    """Cross-entropy with its gradient at weights that all clients agree on.
 
-    The step has length `rho` along the gradient less `mu_i + s`, and `mu_i` follows by the step less `s`: multipliers
-    for the constraint that all clients take the same step `s`, which has the direction of the cohort's mean `mu_i`. It
-    is so in the authors' code (woodenchild95/FL-Simulator, `DRegSAM.py`); the paper's `s` has the clients' steps too.
+    In FedSMOO (Sun et al., ICML 2023).
+
+    The step has length `rho` along the gradient less `mu_i + s`, and `mu_i` follows by the step
+    less `s`: multipliers for the constraint that all clients take the same step `s`, which has the
+    direction of the cohort's mean `mu_i`. It is so in the authors' code
+    (woodenchild95/FL-Simulator, `DRegSAM.py`); the paper's `s` has the clients' steps too.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -161,7 +172,9 @@ class _Runner(nn.Module):
 
 
 def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None = None) -> Weights:
-    """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as other terms need it."""
+    """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as
+    other terms need it.
+    """
     gradients = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=True, materialize_grads=True
     )
@@ -193,9 +206,11 @@ def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch) -> Tensor:
 def gradients_at(
     there: Weights, batch: Batch, images: Tensor, labels: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or probabilities (B, C).
+    """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or
+    probabilities (B, C).
 
-    The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
+    The pass updates copies of the buffers: BatchNorm's running statistics must count each batch
+    once.
     """
     there = combine(Tensor.requires_grad_, there)
     values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
@@ -206,7 +221,8 @@ def gradients_at(
 
 
 def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: Weights) -> Tensor:
-    """The value of a loss with other gradients on some parameters, in their order; None is no gradient.
+    """The value of a loss with other gradients on some parameters, in their order; None is no
+    gradient.
 
     A parameter without a gradient is left alone by a step, without weight decay or momentum.
     """

@@ -17,13 +17,15 @@ from rayfed.methods.views import Batch
 
 @dataclass(frozen=True)
 class SlimAlign(Part):
-    """The last stage kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
+    """The last stage kept as smooth as a slimmed copy of itself.
 
-    The slimmed stage shares the stage's weights and keeps the first `width` of the channels of its input and of every
-    layer. For both stages, the spectral norm of the matrix between input and output features stands for the Lipschitz
-    constant; the slimmed stage's norm is pulled to the full stage's. The authors' code scales the gap to the
-    cross-entropy and clips gradients; we divide the gap by the full norm, which needs neither. FedNTD compares with it
-    in its Table 13.
+    FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
+
+    The slimmed stage shares the stage's weights and keeps the first `width` of the channels of its
+    input and of every layer. For both stages, the spectral norm of the matrix between input and
+    output features stands for the Lipschitz constant; the slimmed stage's norm is pulled to the
+    full stage's. The authors' code scales the gap to the cross-entropy and clips gradients; we
+    divide the gap by the full norm, which needs neither. FedNTD compares with it in its Table 13.
     """
 
     mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
@@ -37,7 +39,8 @@ class SlimAlign(Part):
             list(m.parameters()) for m in model.features
         ):
             raise InputError(
-                f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last stage"
+                f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last "
+                "stage"
             )
 
     def loss(self, batch: Batch, local: None) -> Tensor:
@@ -45,32 +48,36 @@ class SlimAlign(Part):
             stage, inputs, outputs = _last_stage(batch.model.features, batch.images.clone())  # type: ignore[arg-type]
             full, narrow = _spectral_norm(inputs, outputs), _cut(inputs, self.width)
         slim = _spectral_norm(narrow, _slimmed(stage, narrow, self.width))
-        # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.
+        # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and
+        # `lenet` diverged.
         return self.mu * ((slim - full) / full.clamp(min=1e-6)).square().mean()
 
 
 def _last_stage(features: nn.Module, images: Tensor) -> tuple[nn.Sequential, Tensor, Tensor]:
     """The last stage of `features`, with its input and its output on some images.
 
-    A stage begins with the layer that changes the shape, and ends before the next one that does. The last one counts
-    that has parameters: the blocks of a residual network's last resolution, `cnn`'s hidden layer with its ReLU.
+    A stage begins with the layer that changes the shape, and ends before the next one that does.
+    The last one counts that has parameters: the blocks of a residual network's last resolution,
+    `cnn`'s hidden layer with its ReLU.
     """
     layers, values = list(_layers(features)), [images]
     for layer in layers:
         values.append(_apart(layer, values[-1]))
     changes = [i for i in range(len(layers)) if values[i].shape != values[i + 1].shape]
     trained = [i for i, layer in enumerate(layers) if list(layer.parameters())]
-    first = next(
-        i for i, value in enumerate(values) if value.is_floating_point()
-    )  # tokens make no matrix
+    # Tokens make no matrix.
+    first = next(i for i, value in enumerate(values) if value.is_floating_point())
     start = max((i for i in changes if first <= i <= trained[-1]), default=first)
-    start = start if start in trained else start + 1  # a pool goes before the stage
+    # A pool goes before the stage.
+    start = start if start in trained else start + 1
     end = min((i for i in changes if i > trained[-1]), default=len(layers))
     return nn.Sequential(*layers[start:end]), values[start], values[end]
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a sequence, and of the sequences in it, in order, without dropout: two passes would drop others."""
+    """The layers of a sequence, and of the sequences in it, in order, without dropout: two passes
+    would drop others.
+    """
     if type(module).forward is nn.Sequential.forward:
         for layer in module.children():
             yield from _layers(layer)
@@ -79,13 +86,17 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _apart(module: nn.Module, x: Tensor) -> Tensor:
-    """A forward pass whose running statistics (BatchNorm's) go to copies: the pass must leave no trace in the model."""
+    """A forward pass whose running statistics (BatchNorm's) go to copies: the pass must leave no
+    trace in the model.
+    """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     return torch.func.functional_call(module, buffers, (x,))
 
 
 def _cut(x: Tensor, width: float) -> Tensor:
-    """`x`, (B, c, ...), with only the first `width` of its channels; the others are zero, as if cut."""
+    """`x`, (B, c, ...), with only the first `width` of its channels; the others are zero, as if
+    cut.
+    """
     mask = torch.arange(x.shape[1], device=x.device) < max(1, round(width * x.shape[1]))
     return x * mask.view(1, -1, *[1] * (x.dim() - 2))
 
@@ -110,15 +121,17 @@ def _slimmed(stage: nn.Module, x: Tensor, width: float) -> Tensor:
 def _spectral_norm(inputs: Tensor, outputs: Tensor) -> Tensor:
     """The largest singular value of each sample's matrix between input and output features: (B,).
 
-    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By ten power iterations.
+    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By ten
+    power iterations.
     """
     if inputs.dim() == 4 and inputs.shape[2:] != outputs.shape[2:]:
         inputs = nn.functional.adaptive_avg_pool2d(inputs, [*outputs.shape[2:]])  # type: ignore[arg-type]
     a, b = (x.flatten(2) if x.dim() == 4 else x[:, :, None] for x in (inputs, outputs))
 
+    # The matrix a b^T / (h w) times v, never formed: it may have millions of entries.
     def apply(
         v: Tensor,
-    ) -> Tensor:  # the matrix a b^T / (h w) times v, never formed: it may have millions of entries
+    ) -> Tensor:
         return a @ (b.transpose(1, 2) @ v) / a.shape[2]
 
     with torch.no_grad():

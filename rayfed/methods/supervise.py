@@ -14,7 +14,9 @@ from rayfed.methods.views import Batch, ClientView
 
 @dataclass(frozen=True)
 class CrossEntropy(Part):
-    """Softmax cross-entropy, times `weight`; FedLSD's local objective has `1 - beta` here (FedNTD, eq. 3)."""
+    """Softmax cross-entropy, times `weight`; FedLSD's local objective has `1 - beta` here (FedNTD,
+    eq. 3).
+    """
 
     slot: ClassVar[str] = "supervise"
     weight: Annotated[float, Ge(0), "factor of the term"] = 1.0
@@ -30,7 +32,10 @@ class CrossEntropy(Part):
 
 @dataclass(frozen=True)
 class RestrictedCrossEntropy(Part):
-    """Cross-entropy with scaled-down logits of classes that the client lacks. FedRS (Li and Zhan, KDD 2021)."""
+    """Cross-entropy with scaled-down logits of classes that the client lacks.
+
+    FedRS (Li and Zhan, KDD 2021).
+    """
 
     slot: ClassVar[str] = "supervise"
     alpha: Annotated[
@@ -46,10 +51,13 @@ class RestrictedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class ClassAdaptiveDistill(Part):
-    """Cross-entropy and distillation, weighed by how well the teacher knows the class. FedCAD (He et al., AAAI 2022).
+    """Cross-entropy and distillation, weighed by how well the teacher knows the class.
 
-    Equations 1 to 3. It fills this slot because it weighs the cross-entropy too. The teacher is measured once per round
-    on the client's own, un-augmented data. The paper gives no temperature; we take 1.
+    FedCAD (He et al., AAAI 2022).
+
+    Equations 1 to 3. It fills this slot because it weighs the cross-entropy too. The teacher is
+    measured once per round on the client's own, un-augmented data. The paper gives no temperature;
+    we take 1.
     """
 
     slot: ClassVar[str] = "supervise"

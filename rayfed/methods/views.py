@@ -1,4 +1,5 @@
-"""The views that a part's hooks are given: the round as a client or the server sees it, a batch, a finished training.
+"""The views that a part's hooks are given: the round as a client or the server sees it, a batch, a
+finished training.
 
 Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
 """
@@ -45,14 +46,15 @@ class Outputs:
 def run_model(model: nn.Module, images: Tensor) -> Outputs:
     """A forward pass, (B, c, h, w) to features and logits.
 
-    Raises `BrokenContract` where the model writes to the images: others see them too, such as a teacher.
+    Raises `BrokenContract` where the model writes to the images: others see them too, such as a
+    teacher.
     """
     before = _writes(images)
     features, logits = features_and_logits(model, images)
     if _writes(images) != before:
         raise BrokenContract(
-            f"the model ({told(type(model))}) has written to the images that it was given, and in its trial it did "
-            "not; let it write to a clone(): x = x.clone()"
+            f"the model ({told(type(model))}) has written to the images that it was given, and in "
+            "its trial it did not; let it write to a clone(): x = x.clone()"
         )
     return Outputs(features, logits)
 
@@ -69,7 +71,9 @@ def run_on_copy(model: nn.Module, images: Tensor) -> Outputs:
 
 
 def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
-    """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are float32."""
+    """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are
+    float32.
+    """
     with torch.autocast(images.device.type, torch.bfloat16):
         outputs = run_model(model, images)
     return _in_float32(outputs)
@@ -89,20 +93,23 @@ def _in_float32(outputs: Outputs) -> Outputs:
 
 
 Run = Callable[[nn.Module, Tensor], Outputs]
+# By `train.precision`.
 RUNS: dict[str, Run] = {
     "float32": run_model,
     "bf16": run_in_bf16,
     "tf32": run_model,
-}  # by `train.precision`
+}
+# Of models that write to their input.
 RUNS_ON_COPIES: dict[str, Run] = {
     "float32": run_on_copy,
     "bf16": run_on_copy_in_bf16,
     "tf32": run_on_copy,
-}  # of models that write to their input
+}
 
 
 class Frozen:
-    """Copies of the model with other weights, in eval mode and without gradients; one copy per weights.
+    """Copies of the model with other weights, in eval mode and without gradients; one copy per
+    weights.
 
     Entries that stay at a client, `own`, are in each copy the client's, whatever the weights say.
     """
@@ -112,9 +119,8 @@ class Frozen:
         self._made: dict[int, tuple[Weights, nn.Module]] = {}
 
     def __call__(self, weights: Weights) -> nn.Module:
-        if (
-            id(weights) not in self._made
-        ):  # the copy keeps the weights alive, so that no other weights get their id
+        # The copy keeps the weights alive, so that no other weights get their id.
+        if id(weights) not in self._made:
             model = in_evaluation(with_weights(self._model, {**weights, **self._own}))
             model.requires_grad_(False)
             self._made[id(weights)] = weights, model
@@ -131,7 +137,9 @@ class Frozen:
 
 
 class Known:
-    """The outputs of frozen models on all samples of a client: each model runs once, when it is first asked for."""
+    """The outputs of frozen models on all samples of a client: each model runs once, when it is
+    first asked for.
+    """
 
     def __init__(self, client: View) -> None:
         self._client = client
@@ -153,16 +161,21 @@ class Known:
 class View:
     """The round as a hook sees it, on the server or on a client. Do not write to anything in it."""
 
-    round: int  # 1 is the first
-    weights: Weights  # the round's global model; at a client with entries of its own, with these
+    # 1 is the first.
+    round: int
+    # The round's global model; at a client with entries of its own, with these.
+    weights: Weights
     num_classes: int
-    num_clients: int  # of the population: all clients but those that are held out
-    mean_examples: float  # images per client, over the population
-    frozen: Frozen  # called with weights: a model with them, in eval mode, that takes no gradient
-    run: Run  # a forward pass, in the job's precision
-    samples: Callable[
-        ..., Iterator[tuple[Tensor, Tensor]]
-    ]  # un-augmented batches of a size, always in the same order
+    # Of the population: all clients but those that are held out.
+    num_clients: int
+    # Images per client, over the population.
+    mean_examples: float
+    # Called with weights: a model with them, in eval mode, that takes no gradient.
+    frozen: Frozen
+    # A forward pass, in the job's precision.
+    run: Run
+    # un-augmented batches of a size, always in the same order.
+    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]
 
     @property
     def global_model(self) -> nn.Module:
@@ -176,7 +189,9 @@ class View:
                 yield self.run(model, images), labels
 
     def all_outputs(self, model: nn.Module) -> tuple[Outputs, Tensor]:
-        """The same on all `samples` at once: of N samples, features (N, D), logits (N, C) and labels (N,)."""
+        """The same on all `samples` at once: of N samples, features (N, D), logits (N, C) and
+        labels (N,).
+        """
         outputs, labels = zip(*self.outputs(model), strict=True)
         features = [each.features for each in outputs if each.features is not None]
         logits = torch.cat([each.logits for each in outputs])
@@ -185,7 +200,10 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ServerView(View):
-    """The view of `tell` and `update`. `samples` are the auxiliary set, which is empty unless a part asks for it."""
+    """The view of `tell` and `update`.
+
+    `samples` are the auxiliary set, which is empty unless a part asks for it.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,30 +213,41 @@ class ClientView(View):
     id: int
     num_examples: int
     label_counts: Tensor  # (C,) int64, on the client's device, as all tensors here
-    lr: float  # of this round
+    # Of this round.
+    lr: float
     momentum: float
     batch_size: int
-    steps: int  # that it will take in this round
-    stepper: Callable[
-        [Weights], Callable[[Tensor], None]
-    ]  # of parameters: a function that does a step on a loss
-    trained: tuple[str, ...]  # the names of `batch.parameters`
-    state: Tree = None  # the server's, for a part that defines `survey`
-    payload: Tree = None  # from this part's `tell`
-    memory: Tree = None  # from this part's last `report` on this client; None the first time
-    since: int = 1  # the first round in which this part acts, of a method that changes in time
+    # That it will take in this round.
+    steps: int
+    # Of parameters: a function that does a step on a loss.
+    stepper: Callable[[Weights], Callable[[Tensor], None]]
+    # The names of `batch.parameters`.
+    trained: tuple[str, ...]
+    # The server's, for a part that defines `survey`.
+    state: Tree = None
+    # From this part's `tell`.
+    payload: Tree = None
+    # From this part's last `report` on this client; None the first time.
+    memory: Tree = None
+    # The first round in which this part acts, of a method that changes in time.
+    since: int = 1
 
     def flat(self, weights: Weights) -> Tensor:
-        """The trained parameters among some weights as one vector, (P,), in the order of `batch.flat`."""
+        """The trained parameters among some weights as one vector, (P,), in the order of
+        `batch.flat`.
+        """
         return flat({name: weights[name] for name in self.trained})
 
     def for_part(self, slot: str, since: dict[str, int], *by_slot: dict[str, Tree]) -> ClientView:
-        """The view that the part in `slot` gets of what all slots have: the state, the payload and the memory."""
+        """The view that the part in `slot` gets of what all slots have: the state, the payload and
+        the memory.
+        """
         state, payload, memory = (of.get(slot) for of in by_slot)
         return replace(self, since=since[slot], state=state, payload=payload, memory=memory)
 
 
-RESERVED = ("loss.", "local.", "drift.")  # beginnings of the names of terms and measures
+# Beginnings of the names of terms and measures.
+RESERVED = ("loss.", "local.", "drift.")
 
 
 class Notes:
@@ -243,8 +272,8 @@ class Notes:
             or name.startswith(RESERVED)
         ):
             raise TypeError(
-                f"batch.note({told(name)}, ...): a name has 1 to 100 printable characters that do not begin with "
-                f"{', '.join(RESERVED)}, which are rayfed's own"
+                f"batch.note({told(name)}, ...): a name has 1 to 100 printable characters that do "
+                f"not begin with {', '.join(RESERVED)}, which are rayfed's own"
             )
         if not isinstance(value, Tensor | Real) or (
             isinstance(value, Tensor) and (value.ndim or value.is_complex())
@@ -255,7 +284,8 @@ class Notes:
                 else told(value)
             )
             raise TypeError(
-                f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the batch"
+                f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the "
+                "batch"
             )
         self.add(name, value)
 
@@ -266,9 +296,8 @@ class Notes:
             if isinstance(value, Tensor)
             else torch.tensor(float(value), dtype=torch.float64)
         )
-        self._values.setdefault(name, []).append(
-            number.to(torch.float64, copy=True)
-        )  # its owner may change it
+        # Its owner may change it.
+        self._values.setdefault(name, []).append(number.to(torch.float64, copy=True))
 
     def not_finite(self, batches: int) -> list[str]:
         """The names of which one of the first numbers, of so many batches, is NaN or infinite."""
@@ -279,7 +308,10 @@ class Notes:
         ]
 
     def means(self) -> dict[str, float]:
-        """Of each name, over the batches that noted it. To be read at the end: each read waits for the GPU."""
+        """Of each name, over the batches that noted it.
+
+        To be read at the end: each read waits for the GPU.
+        """
         return {
             name: float(
                 torch.stack(
@@ -298,11 +330,14 @@ class Batch:
         Tensor  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
     )
     labels: Tensor  # (B,)
-    model: nn.Module  # in training
-    parameters: Weights  # of this model, live, less those that stay at the client
+    # In training.
+    model: nn.Module
+    # Of this model, live, less those that stay at the client.
+    parameters: Weights
     _client: ClientView
     _known: Callable[[nn.Module], Outputs | None] | None = (
-        None  # a frozen model's outputs on it, where they are known
+        # A frozen model's outputs on it, where they are known.
+        None
     )
     note: Notes = field(default_factory=Notes)
     _frozen: dict[nn.Module, Outputs] = field(init=False, default_factory=dict)
@@ -322,9 +357,11 @@ class Batch:
 
     @property
     def flat(self) -> Tensor:
-        """The parameters as one vector, (P,): a term of it takes as few operations as one of a single parameter.
+        """The parameters as one vector, (P,): a term of it takes as few operations as one of a
+        single parameter.
 
-        Made anew for each use, so that each use has a gradient of its own, and they are added in the order of the uses.
+        Made anew for each use, so that each use has a gradient of its own, and they are added in
+        the order of the uses.
         """
         return flat(self.parameters)
 
@@ -358,10 +395,14 @@ class Batch:
 class Fit:
     """The outcome of a client's local training."""
 
-    model: nn.Module  # as trained, in eval mode; its parameters take gradients
-    weights: Weights  # its state less what stays at the client, live: report it as it is, and do not write to it
-    steps: int  # SGD steps taken
-    loss: float  # mean over the steps
+    # As trained, in eval mode; its parameters take gradients.
+    model: nn.Module
+    # Its state less what stays at the client, live: report it as it is, and do not write to it.
+    weights: Weights
+    # SGD steps taken.
+    steps: int
+    # Mean over the steps.
+    loss: float
 
     @property
     def parameters(self) -> Weights:
@@ -371,14 +412,18 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The server's step from the round's weights to the next. `proposed` is None until an average has made it."""
+    """The server's step from the round's weights to the next.
 
-    server: ServerView  # as in `tell`: for an `update` that trains on the server
+    `proposed` is None until an average has made it.
+    """
+
+    # As in `tell`: for an `update` that trains on the server.
+    server: ServerView
     proposed: Weights | None
-    trainable: frozenset[
-        str
-    ]  # the parameters in `weights`; the others are buffers, or stay at the clients
-    shown: Weights | None = None  # to be evaluated in place of the new weights, which are sent
+    # The parameters in `weights`; the others are buffers, or stay at the clients.
+    trainable: frozenset[str]
+    # To be evaluated in place of the new weights, which are sent.
+    shown: Weights | None = None
 
     @property
     def weights(self) -> Weights:
@@ -400,7 +445,9 @@ class Step:
         return replace(self, proposed=proposed, shown=None)
 
     def showing(self, values: Weights) -> Step:
-        """The same step, after which these weights are evaluated; what they lack is as in the proposed weights."""
+        """The same step, after which these weights are evaluated; what they lack is as in the
+        proposed weights.
+        """
         return replace(self, shown={**self.averaged, **like(values, self.weights)})
 
     def changed(self, values: Weights) -> Step:

@@ -1,4 +1,6 @@
-"""A part of the user's own must not write to what its hooks are given: other parts and later hooks get the same tensors."""
+"""A part of the user's own must not write to what its hooks are given: other parts and later hooks
+get the same tensors.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +17,13 @@ from rayfed.tensors.trees import Tree, dotted, leaves
 def call(
     part: Part, hook: str, *arguments: Any, watch: bool, client: ClientView | None = None
 ) -> Any:
-    """What a hook gives. With `watch`, a part of the user's is refused if it has written to what it was given.
+    """What a hook gives.
 
-    `client` is the view that an earlier hook was given, where this hook may have got tensors out of it. Contents are
-    compared, as `tensor.data` can be written to unseen. This copies all that the hook is given.
+    With `watch`, a part of the user's is refused if it has written to what it was given.
+
+    `client` is the view that an earlier hook was given, where this hook may have got tensors out of
+    it. Contents are compared, as `tensor.data` can be written to unseen. This copies all that the
+    hook is given.
     """
     function = getattr(part, hook)
     if not watch or not is_users(part):
@@ -29,8 +34,9 @@ def call(
     for name, tensor in given.items():
         if not _same(tensor.detach(), before[name]):
             raise BrokenContract(
-                f"{told(type(part))}.{hook} wrote to {name}, which other parts and later hooks get too; write to a copy "
-                f"({name}.clone()), or compute a new tensor: x * 0.9 where x.mul_(0.9) stands"
+                f"{told(type(part))}.{hook} wrote to {name}, which other parts and later hooks get "
+                f"too; write to a copy ({name}.clone()), or compute a new tensor: x * 0.9 where "
+                "x.mul_(0.9) stands"
             )
     return values
 
@@ -67,7 +73,8 @@ def _of_batch(batch: Batch) -> Iterator[tuple[str, Tensor]]:
     yield "batch.images", batch.images
     yield "batch.labels", batch.labels
     yield "batch.label_counts", batch.label_counts
-    outputs = batch.__dict__.get("_outputs")  # only where a part has asked for them before
+    # Only where a part has asked for them before.
+    outputs = batch.__dict__.get("_outputs")
     if outputs is not None:
         yield from _of_outputs(outputs, "batch")
     for known in batch._frozen.values():

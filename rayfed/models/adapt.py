@@ -18,21 +18,26 @@ from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights, identical, other_names
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# They take the weights of their layers, and call none.
 CLOSED = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
-)  # they take the weights of their layers, and call none
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-BEGINNING = 200  # bytes of a file that say what it is
-FILES_NAMED = 5  # in a message
+# Bytes of a file that say what it is.
+BEGINNING = 200
+# In a message.
+FILES_NAMED = 5
 
 log = logging.getLogger(__name__)
 
 
 def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
-    """Change a model in place as the keys of every model say; LoRA's matrices are drawn from `seed` alone.
+    """Change a model in place as the keys of every model say; LoRA's matrices are drawn from `seed`
+    alone.
 
-    Raises `InputError` where the file does not fit, a pattern matches nothing, or nothing would train.
+    Raises `InputError` where the file does not fit, a pattern matches nothing, or nothing would
+    train.
     """
     if settings.weights:
         _load_file(model, settings.weights)
@@ -51,7 +56,10 @@ def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str) -> list[str]:
-    """The names that a pattern fits, in their own order. Raises `InputError` for a pattern that fits no name."""
+    """The names that a pattern fits, in their own order.
+
+    Raises `InputError` for a pattern that fits no name.
+    """
     names = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -62,7 +70,9 @@ def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str)
 
 
 def head_of(model: nn.Module) -> str:
-    """The name of the module that gives the logits: `head`, or the last linear or convolution layer."""
+    """The name of the module that gives the logits: `head`, or the last linear or convolution
+    layer.
+    """
     if isinstance(getattr(model, "head", None), nn.Module):
         return "head"
     return next(
@@ -72,7 +82,9 @@ def head_of(model: nn.Module) -> str:
 
 
 def _load_file(model: nn.Module, path: str) -> None:
-    """The weights in a file, by our names or by those of timm's own files; the head may be of other classes."""
+    """The weights in a file, by our names or by those of timm's own files; the head may be of other
+    classes.
+    """
     file = _read_weights(path)
     own: Weights = model.state_dict()
     renamed = getattr(model, "renamed", str)
@@ -80,7 +92,8 @@ def _load_file(model: nn.Module, path: str) -> None:
     others = other_names(model)
     _refuse_apart(path, weights, others)
     loaded_too = _names_in(weights, others)
-    wrong: dict[str, str] = {}  # by entry: why it does not fit
+    # By entry: why it does not fit.
+    wrong: dict[str, str] = {}
     for name in sorted({*weights, *own}):
         if name not in own:
             wrong[name] = f"'{name}' is not in the model{did_you_mean(name, own)}"
@@ -97,7 +110,8 @@ def _load_file(model: nn.Module, path: str) -> None:
     if wrong:
         reason = next(iter(wrong.values()))
         log.warning(
-            "model.weights: the head is not taken from the file, and begins as the seed draws it: %s",
+            "model.weights: the head is not taken from the file, and begins as the seed draws it: "
+            "%s",
             reason,
         )
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
@@ -106,7 +120,10 @@ def _load_file(model: nn.Module, path: str) -> None:
 
 
 def _read_weights(path: str) -> Weights:
-    """The tensors of a safetensors file, by name. Raises `InputError`, with the way on, for all other files."""
+    """The tensors of a safetensors file, by name.
+
+    Raises `InputError`, with the way on, for all other files.
+    """
     key = f"model.weights = '{path}'"
     if Path(path).is_dir():
         files = sorted(file.name for file in Path(path).glob("*.safetensors"))
@@ -141,31 +158,36 @@ def _joining(files: Sequence[str]) -> str:
         return ""
     return (
         "; to join them: from safetensors.torch import load_file, save_file; weights = {}; "
-        "[weights.update(load_file(file)) for file in FILES]; save_file(weights, 'weights.safetensors')"
+        "[weights.update(load_file(file)) for file in FILES]; save_file(weights, "
+        "'weights.safetensors')"
     )
 
 
 def _other_form(content: bytes, path: str) -> str:
-    """What a file is that is no safetensors file, and the way on; empty where its beginning does not say."""
+    """What a file is that is no safetensors file, and the way on; empty where its beginning does
+    not say.
+    """
     begins = content[:BEGINNING].lstrip().lower()
     if begins.startswith(b"version https://git-lfs"):
         return "is a pointer of Git LFS, not the weights themselves; fetch them: git lfs pull"
     if begins.startswith((b"<!doctype", b"<html", b"<?xml")):
         return (
-            "is a web page, not weights: a download that was answered by a page, for example because it needs a "
-            "login; download the file itself"
+            "is a web page, not weights: a download that was answered by a page, for example "
+            "because it needs a login; download the file itself"
         )
     if content.startswith((b"PK\x03\x04", b"\x80")):
         return (
-            'was written by torch.save, and reading it could run code; convert it once: python -c "import torch; '
+            "was written by torch.save, and reading it could run code; convert it once: python -c "
+            '"import torch; '
             "from safetensors.torch import save_file; "
-            f"w = torch.load('{path}', map_location='cpu', weights_only=True); w = w.get('state_dict', w); "
+            f"w = torch.load('{path}', map_location='cpu', weights_only=True); w = "
+            "w.get('state_dict', w); "
             "save_file({k: v.clone().contiguous() for k, v in w.items()}, 'weights.safetensors')\""
         )
     if content.startswith((b"\x89HDF", b"GGUF")):
         return (
-            "is a file of another tool (HDF5 or GGUF); load it there, and write the model's state_dict by "
-            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+            "is a file of another tool (HDF5 or GGUF); load it there, and write the model's "
+            "state_dict by safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
         )
     return ""
 
@@ -180,31 +202,35 @@ def _refuse_apart(path: str, weights: Weights, others: Mapping[str, str]) -> Non
     for name, first in others.items():
         if name in weights and first in weights and not identical(weights[name], weights[first]):
             raise InputError(
-                f"model.weights = '{path}' has '{first}' and '{name}' apart, and in the model they are one tensor; "
-                "leave one of them out of the file"
+                f"model.weights = '{path}' has '{first}' and '{name}' apart, and in the model they "
+                "are one tensor; leave one of them out of the file"
             )
 
 
 def _refuse_values(path: str, weights: Weights, own: Weights, parameters: Weights) -> None:
-    """Raise `InputError` for values that the model cannot begin with; half precision becomes the model's own."""
+    """Raise `InputError` for values that the model cannot begin with; half precision becomes the
+    model's own.
+    """
     for name, tensor in weights.items():
         if own[name].is_floating_point() and tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise InputError(
-                f"model.weights = '{path}': '{name}' is {kind}, as quantised weights are; give weights in float32, "
-                "float16 or bfloat16"
+                f"model.weights = '{path}': '{name}' is {kind}, as quantised weights are; give "
+                "weights in float32, float16 or bfloat16"
             )
         finite = bool(torch.isfinite(tensor).all())
         # A mask may hold infinities, in the file as in the model.
         if not finite and (name in parameters or bool(torch.isfinite(own[name]).all())):
             raise InputError(
-                f"model.weights = '{path}': '{name}' holds a NaN or an infinity: its training diverged, or the file "
-                "is damaged; give weights of an earlier moment"
+                f"model.weights = '{path}': '{name}' holds a NaN or an infinity: its training "
+                "diverged, or the file is damaged; give weights of an earlier moment"
             )
 
 
 def _add_lora(model: nn.Module, lora: Lora) -> None:
-    """peft's layers in place of those that the patterns fit; beside their matrices only the head trains."""
+    """peft's layers in place of those that the patterns fit; beside their matrices only the head
+    trains.
+    """
     head = head_of(model)
     apart = [head, *(name for name, module in model.named_modules() if isinstance(module, CLOSED))]
     # Of grouped convolutions, peft takes only those whose groups divide the rank.
@@ -218,24 +244,27 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
     ]
     if not layers:
         raise InputError(
-            "model.lora: the model has no linear layer and no convolution without groups, beside its head, that LoRA "
-            "could change; those of torch's own attention and TransformerEncoderLayer it cannot"
+            "model.lora: the model has no linear layer and no convolution without groups, beside "
+            "its head, that LoRA could change; those of torch's own attention and "
+            "TransformerEncoderLayer it cannot"
         )
     names = matching(
         lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change"
     )
     try:
+        # Takes seconds: it imports transformers.
         from peft import (
             LoraConfig,
             inject_adapter_in_model,
-        )  # takes seconds: it imports transformers
+        )
     except ImportError as error:
         install = "pip install 'rayfed-distill[lora]'"
         raise InputError(
             f"model.lora needs peft, which cannot be imported ({error}): {install}"
         ) from None
     exactly = "|".join(map(re.escape, names))
-    scale: Any = lora.alpha  # peft's annotation asks for a whole number, and its code does not
+    # Peft's annotation asks for a whole number, and its code does not.
+    scale: Any = lora.alpha
     inject_adapter_in_model(
         LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exactly), model
     )

@@ -1,4 +1,6 @@
-"""A model: penultimate features, and a head that turns them into logits; between them, perhaps, a projection."""
+"""A model: penultimate features, and a head that turns them into logits; between them, perhaps, a
+projection.
+"""
 
 from typing import TypeGuard
 
@@ -6,9 +8,11 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """A model in two steps, for the methods that look at features: `forward(x) = head(features(x))`.
+    """A model in two steps, for the methods that look at features: `forward(x) =
+    head(features(x))`.
 
-    `features` takes images `(B, *image_shape)` to features (B, D), and `head` takes features to logits (B, C).
+    `features` takes images `(B, *image_shape)` to features (B, D), and `head` takes features to
+    logits (B, C).
 
     >>> import torch
     >>> model = Classifier(features=nn.Flatten(), head=nn.Linear(12, 10))
@@ -27,7 +31,9 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Whether a model has the methods `features` and `head`, as a `Classifier` has; other classes may have them too."""
+    """Whether a model has the methods `features` and `head`, as a `Classifier` has; other classes
+    may have them too.
+    """
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
 
 
@@ -36,7 +42,8 @@ def features_and_logits(
 ) -> tuple[Tensor | None, Tensor]:
     """A forward pass: features (B, D), None where the model has none, and logits (B, C).
 
-    With `copied` the model gets a copy of `x`, and its head a copy of the features: it may write to them.
+    With `copied` the model gets a copy of `x`, and its head a copy of the features: it may write to
+    them.
     """
     given = x.clone() if copied else x
     if not has_features(model):
@@ -46,14 +53,14 @@ def features_and_logits(
 
 
 def with_projection(model: Classifier, width: int) -> Classifier:
-    """The model with a projection head, whose `width` features methods see; the model's head is on top of them.
+    """The model with a projection head, whose `width` features methods see; the model's head is on
+    top of them.
 
-    MOON's network (Li et al., CVPR 2021, section 3.2, and its public code): features (B, D), a linear layer to D, ReLU,
-    a linear layer to `width`.
+    MOON's network (Li et al., CVPR 2021, section 3.2, and its public code): features (B, D), a
+    linear layer to D, ReLU, a linear layer to `width`.
     """
-    *before, last = (
-        model.head if isinstance(model.head, nn.Sequential) else [model.head]
-    )  # mobilenet's has dropout
+    # Mobilenet's has dropout.
+    *before, last = model.head if isinstance(model.head, nn.Sequential) else [model.head]
     assert isinstance(last, nn.Linear) and isinstance(model.features, nn.Sequential)
     inner = last.in_features
     projection = nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width)

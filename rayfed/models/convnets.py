@@ -1,6 +1,7 @@
 """The two small convolutional networks that most papers on federated learning train.
 
-ReLU comes after the pool: it is the same function with the same gradient, on a quarter of the values.
+ReLU comes after the pool: it is the same function with the same gradient, on a quarter of the
+values.
 """
 
 import torch
@@ -11,7 +12,8 @@ from rayfed.models.classifier import Classifier
 
 
 def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
-    """Two padded 5x5 convolutions and a hidden layer of 512 (McMahan et al., AISTATS 2017; FedNTD and FedLMD).
+    """Two padded 5x5 convolutions and a hidden layer of 512 (McMahan et al., AISTATS 2017; FedNTD
+    and FedLMD).
 
     Raises `InputError` for images below 4x4 pixels.
     """
@@ -39,10 +41,12 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
 def lenet(
     *, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False
 ) -> Classifier:
-    """LeNet-5 with ReLU and max pooling (LeCun et al., Proc. IEEE 1998; as FedSSD, MOON and NIID-Bench train it).
+    """LeNet-5 with ReLU and max pooling (LeCun et al., Proc.
 
-    With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same weights. Raises
-    `InputError` for images below 16x16 pixels.
+    IEEE 1998; as FedSSD, MOON and NIID-Bench train it).
+
+    With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same
+    weights. Raises `InputError` for images below 16x16 pixels.
     """
     channels, height, width = image_shape
     if min(height, width) < 16:
@@ -70,7 +74,8 @@ def lenet(
 class MaxPool(nn.MaxPool2d):
     """Max pooling of 2 x 2, with torch's values and gradients.
 
-    Without a gradient, on a CPU, it compares four views: torch's own takes ten times as long for LeNet's six maps.
+    Without a gradient, on a CPU, it compares four views: torch's own takes ten times as long for
+    LeNet's six maps.
     """
 
     def __init__(self) -> None:

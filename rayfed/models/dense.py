@@ -21,7 +21,9 @@ def text(
     embedding: Annotated[int, Ge(1)] = 64,
     hidden: Annotated[int, Ge(1)] = 128,
 ) -> Classifier:
-    """The mean of the tokens' embeddings, and a hidden layer (Joulin et al., EACL 2017, without it)."""
+    """The mean of the tokens' embeddings, and a hidden layer (Joulin et al., EACL 2017, without
+    it).
+    """
     features = nn.Sequential(
         MeanEmbedding(vocabulary, embedding), nn.Linear(embedding, hidden), nn.ReLU()
     )
@@ -42,7 +44,9 @@ def mlp(
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the embeddings of an example's tokens, without padding: (B, L) to (B, width); zeros where none is."""
+    """The mean of the embeddings of an example's tokens, without padding: (B, L) to (B, width);
+    zeros where none is.
+    """
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

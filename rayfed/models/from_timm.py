@@ -1,4 +1,7 @@
-"""Any model of timm by its name, `[model] name = "timm/resnet18"`. The seed draws its weights: none are downloaded."""
+"""Any model of timm by its name, `[model] name = "timm/resnet18"`.
+
+The seed draws its weights: none are downloaded.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,9 +33,13 @@ class TimmClassifier(Classifier):
 
 
 def timm_builder(name: str) -> Callable[..., nn.Module]:
-    """The function that builds the model `timm/NAME`. Raises `InputError` where timm has no such model."""
+    """The function that builds the model `timm/NAME`.
+
+    Raises `InputError` where timm has no such model.
+    """
     try:
-        import timm  # takes seconds
+        # Takes seconds.
+        import timm
     except ImportError as error:
         install = "pip install 'rayfed-distill[timm]'"
         raise InputError(
@@ -58,7 +65,8 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
         except TypeError as error:
             if "'img_size'" not in str(error):
                 raise
-            net = create()  # of convolutions, for images of any size
+            # Of convolutions, for images of any size.
+            net = create()
         _refuse_cropping(name, net, size)
         return _split(net, image_shape)
 
@@ -78,8 +86,10 @@ def _refuse_cropping(name: str, net: nn.Module, size: list[int]) -> None:
 
 @torch.no_grad()
 def _split(net: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The model as features and head, where its classifier is a linear layer and its last step; else as it is."""
-    classifier = net.get_classifier() if hasattr(net, "get_classifier") else None  # type: ignore[operator]
+    """The model as features and head, where its classifier is a linear layer and its last step;
+    else as it is.
+    """
+    classifier = net.get_classifier() if hasattr(net, ("get_classifier")) else None  # type: ignore[operator]
     if not isinstance(classifier, nn.Linear):
         return net
     place = next(name for name, module in net.named_modules() if module is classifier)

@@ -17,10 +17,12 @@ from rayfed.models.from_timm import PREFIX, timm_builder
 from rayfed.models.settings import HOMES, Adapt
 from rayfed.models.trial import check_outputs, line_of
 
-# Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS` has other keywords.
+# Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS`
+# has other keywords.
 Builder = Callable[..., nn.Module]
 NO_OPTIONS: Mapping[str, Any] = {}
-KEYS = [f.name for f in fields(Adapt)]  # of every model
+# Of every model.
+KEYS = [f.name for f in fields(Adapt)]
 
 MODELS: dict[str, Builder] = {
     name: getattr(importlib.import_module(f"rayfed.models.{home}"), name)
@@ -32,18 +34,19 @@ MODELS: dict[str, Builder] = {
 def build_model(
     name: str, options: Mapping[str, Any] = NO_OPTIONS, *, num_classes: int, seed: int, **shape: Any
 ) -> nn.Module:
-    """The model `name` for images of `image_shape` (channels, height, width), on the CPU, in training mode.
+    """The model `name` for images of `image_shape` (channels, height, width), on the CPU, in
+    training mode.
 
-    For other inputs, give their fields (`rayfed.data.inputs`) in place of `image_shape`: `length` and `vocabulary` of
-    tokens, or `num_features` of vectors.
+    For other inputs, give their fields (`rayfed.data.inputs`) in place of `image_shape`: `length`
+    and `vocabulary` of tokens, or `num_features` of vectors.
 
-    `name` is one of `MODELS`, or the `package.module:function` of a function that is called with `image_shape`,
-    `num_classes` and the `options`, and returns a module from images (B, *image_shape) to logits (B, num_classes);
-    or `timm/NAME`.
-    A `Classifier`, or another module with `features` and `head`, also serves the methods that look at features.
+    `name` is one of `MODELS`, or the `package.module:function` of a function that is called with
+    `image_shape`, `num_classes` and the `options`, and returns a module from images (B,
+    *image_shape) to logits (B, num_classes); or `timm/NAME`. A `Classifier`, or another module with
+    `features` and `head`, also serves the methods that look at features.
 
-    The weights depend on `seed` alone, and torch's generators are left as they were. Raises `InputError` for all
-    that can be wrong, found by a forward pass of two images.
+    The weights depend on `seed` alone, and torch's generators are left as they were. Raises
+    `InputError` for all that can be wrong, found by a forward pass of two images.
 
     >>> model = build_model("cnn", image_shape=(1, 28, 28), num_classes=10, seed=0)
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -64,7 +67,8 @@ def build_model(
     )
     if not callable(builder):
         raise InputError(
-            f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module"
+            f"model '{name}' is {told(builder)}; it must be a function that returns a "
+            "torch.nn.Module"
         )
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
@@ -80,8 +84,8 @@ def build_model(
             ):
                 call = ", ".join(f"{key}=..." for key in given)
                 raise InputError(
-                    f"model '{name}' has the parameters {', '.join(takes) or 'none'}; it is called with {call} and its "
-                    "options in [model]: give its parameters these names"
+                    f"model '{name}' has the parameters {', '.join(takes) or 'none'}; it is called "
+                    f"with {call} and its options in [model]: give its parameters these names"
                 )
             model = build(builder, options, f"model '{name}'", **given)
             if project and has_features(model):

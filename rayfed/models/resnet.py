@@ -1,8 +1,9 @@
 """Residual networks for small images (He et al., CVPR 2016).
 
-They have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any size. The first stage
-keeps the resolution and every later stage halves it. `norm = "group"` puts GroupNorm of `groups` groups (Wu and He,
-ECCV 2018) in the place of BatchNorm, whose statistics clients with skewed labels disagree about.
+They have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any
+size. The first stage keeps the resolution and every later stage halves it. `norm = "group"` puts
+GroupNorm of `groups` groups (Wu and He, ECCV 2018) in the place of BatchNorm, whose statistics
+clients with skewed labels disagree about.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,11 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
 from rayfed.models.classifier import Classifier
 
-Block = Callable[[int, int, int], nn.Module]  # of inputs, outputs and stride
+# Of inputs, outputs and stride.
+Block = Callable[[int, int, int], nn.Module]
 Norm = Literal["batch", "group"]
-Groups = Annotated[int, Ge(1)]  # of GroupNorm
+# Of GroupNorm.
+Groups = Annotated[int, Ge(1)]
 Shape = tuple[int, int, int]
 
 
@@ -46,8 +49,8 @@ def resnet18(
 ) -> Classifier:
     """Residual network of 18 layers: 2 basic blocks at each of the widths 64, 128, 256, 512.
 
-    FedACG, FedRCL and FedWSQ train it with GroupNorm of 2 groups; FL-Simulator too, with the 7x7 stem of large images,
-    which has stride 2 and a pool.
+    FedACG, FedRCL and FedWSQ train it with GroupNorm of 2 groups; FL-Simulator too, with the 7x7
+    stem of large images, which has stride 2 and a pool.
     """
     stages = [(64, 2), (128, 2), (256, 2), (512, 2)]
     return _resnet(image_shape, num_classes, _basic, 64, stages, norm, groups, large=stem == "7x7")
@@ -76,10 +79,12 @@ def resnet56(
     norm: Norm = "batch",
     groups: Groups = 2,
 ) -> Classifier:
-    """Residual network of 56 layers for CIFAR: 9 basic blocks at each of the widths 16, 32, 64 (He et al., 4.2).
+    """Residual network of 56 layers for CIFAR: 9 basic blocks at each of the widths 16, 32, 64 (He
+    et al., 4.2).
 
-    With `bottleneck`, the network of the same name in the code of FedML and of FedAlign: 6 bottleneck blocks at each of
-    the widths 64, 128, 256. They have 0.85 and 0.59 million parameters for 10 classes.
+    With `bottleneck`, the network of the same name in the code of FedML and of FedAlign: 6
+    bottleneck blocks at each of the widths 64, 128, 256. They have 0.85 and 0.59 million parameters
+    for 10 classes.
     """
     if bottleneck:
         return _resnet(
@@ -102,7 +107,9 @@ class Residual(nn.Module):
 
 
 class Pad(nn.Module):
-    """Every `stride`-th pixel, and `channels` of zeros after those of `x`: no parameters (He et al., option A)."""
+    """Every `stride`-th pixel, and `channels` of zeros after those of `x`: no parameters (He et
+    al., option A).
+    """
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
@@ -154,9 +161,11 @@ def _resnet(
     groups: int,
     large: bool = False,
 ) -> Classifier:
-    """Blocks in stages of a width and a depth, after a `stem` of this width, which divides all other widths.
+    """Blocks in stages of a width and a depth, after a `stem` of this width, which divides all
+    other widths.
 
-    The stem is a 3x3 convolution, or for `large` images a 7x7 convolution and a pool, each of stride 2.
+    The stem is a 3x3 convolution, or for `large` images a 7x7 convolution and a pool, each of
+    stride 2.
     """
     first = (
         _convolution(image_shape[0], stem, 7, 2) if large else _convolution(image_shape[0], stem, 3)
@@ -171,7 +180,8 @@ def _resnet(
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if norm == "batch" and groups != 2:
         raise InputError(
-            f"model.groups = {groups} is of GroupNorm; give model.norm = 'group' too, or leave it out"
+            f"model.groups = {groups} is of GroupNorm; give model.norm = 'group' too, or leave it "
+            "out"
         )
     if norm == "group":
         if stem % groups:

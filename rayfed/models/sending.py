@@ -1,7 +1,8 @@
 """A model on its way to other processes. Torch's parametrizations cannot be pickled; here they can.
 
-A module with parametrizations (spectral_norm, weight_norm) has a class that torch makes for it alone, which refuses to
-be pickled. It is sent as its first class and its attributes, and gets such a class again where it arrives.
+A module with parametrizations (spectral_norm, weight_norm) has a class that torch makes for it
+alone, which refuses to be pickled. It is sent as its first class and its attributes, and gets such
+a class again where it arrives.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def _empty(kind: type[nn.Module]) -> nn.Module:
 
 
 def _fill(module: nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module its attributes, and the class that torch's `register_parametrization` would give it."""
+    """Give a module its attributes, and the class that torch's `register_parametrization` would
+    give it.
+    """
     vars(module).update(attributes)
     parametrize._inject_new_class(module)
     _let_be_pickled(module)

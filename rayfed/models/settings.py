@@ -1,4 +1,6 @@
-"""The [model] table of a job file: a model's name and options, and the keys that change any model after it is built."""
+"""The [model] table of a job file: a model's name and options, and the keys that change any model
+after it is built.
+"""
 
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
@@ -6,7 +8,8 @@ from typing import Annotated, Any
 from rayfed.base.errors import spelled
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, table
 
-HOMES = {  # a module of this package: its models, functions of these names
+# A module of this package: its models, functions of these names.
+HOMES = {
     "convnets": ("cnn", "lenet"),
     "resnet": ("resnet8", "resnet10", "resnet18", "resnet50", "resnet56"),
     "vision": ("mobilenet", "alexnet"),
@@ -17,7 +20,9 @@ MODELS = tuple(name for names in HOMES.values() for name in names)
 
 @dataclass(frozen=True)
 class Lora(Checked):
-    """LoRA (Hu et al., ICLR 2022): layers keep their weights, and learn `alpha / rank` times a product of that rank."""
+    """LoRA (Hu et al., ICLR 2022): layers keep their weights, and learn `alpha / rank` times a
+    product of that rank.
+    """
 
     rank: Annotated[
         int, Ge(0), "rank of the matrices that LoRA trains beside each layer; 0: no LoRA"

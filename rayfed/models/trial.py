@@ -1,7 +1,9 @@
-"""One trial of a model before a run: all that clients and the server will do with it, on copies and a few examples.
+"""One trial of a model before a run: all that clients and the server will do with it, on copies and
+a few examples.
 
-A model may pass a forward pass and fail in the first training step, or give other numbers in a copy. What would fail
-in a run is refused here, in a sentence about the model. The model itself, and the process, stay as they were.
+A model may pass a forward pass and fail in the first training step, or give other numbers in a
+copy. What would fail in a run is refused here, in a sentence about the model. The model itself, and
+the process, stay as they were.
 
 Shapes: `B` examples, `C` classes, `D` features.
 """
@@ -34,11 +36,16 @@ from rayfed.tensors.weights import (
     with_weights,
 )
 
-SEED = 0  # of what the model draws in its trial
-STEPS = 2  # a model that keeps something from its first step may fail in the second
-FAR = 1000.0  # times the examples: only probabilities stay between 0 and 1 there
-NEAR_ONE = 1e-3  # how far the sum of a row of probabilities may be from 1
-NAMED = 3  # names in a message
+# Of what the model draws in its trial.
+SEED = 0
+# A model that keeps something from its first step may fail in the second.
+STEPS = 2
+# Times the examples: only probabilities stay between 0 and 1 there.
+FAR = 1000.0
+# How far the sum of a row of probabilities may be from 1.
+NEAR_ONE = 1e-3
+# Names in a message.
+NAMED = 3
 # Operations that change the form of a tensor alone, as autograd names them.
 FORMS = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
 
@@ -51,26 +58,35 @@ class Setting:
     inputs: Inputs
     num_classes: int
     training: Training
-    examples: Tensor  # some of the training set, as a batch has them, (B, ...): two or more
-    labels: Tensor  # int64 (B,)
-    alone_in_training: str  # why a batch of one may be trained on; empty: no batch has one
-    alone_in_evaluation: str  # the same of batches without training
+    # Some of the training set, as a batch has them, (B, ...): two or more.
+    examples: Tensor
+    # int64 (B,).
+    labels: Tensor
+    # Why a batch of one may be trained on; empty: no batch has one.
+    alone_in_training: str
+    # The same of batches without training.
+    alone_in_evaluation: str
 
 
 @dataclass(frozen=True)
 class Findings:
     """What a run has to know of a model."""
 
-    writes_to_inputs: bool  # it, or its head to the features: each pass needs a copy
-    constants: tuple[str, ...]  # buffers that have no mean, and that training leaves as they are
-    unused: tuple[str, ...]  # parameters that train, and got no gradient
+    # It, or its head to the features: each pass needs a copy.
+    writes_to_inputs: bool
+    # Buffers that have no mean, and that training leaves as they are.
+    constants: tuple[str, ...]
+    # Parameters that train, and got no gradient.
+    unused: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
-    """Raise `InputError` where a model in evaluation mode takes no such inputs, or gives no logits for them.
+    """Raise `InputError` where a model in evaluation mode takes no such inputs, or gives no logits
+    for them.
 
-    Its lazy layers are made by this pass; dropout is off, and BatchNorm's statistics stay as they are.
+    Its lazy layers are made by this pass; dropout is off, and BatchNorm's statistics stay as they
+    are.
     """
     examples = inputs.some(2)
     _refuse_modes(name, model)
@@ -126,7 +142,9 @@ def line_of(error: BaseException) -> str:
 
 @contextmanager
 def _refusing(name: str, what: str, advice: str = "") -> Iterator[None]:
-    """Raise `InputError` in place of what the model raises in the context, with the cause and the way on."""
+    """Raise `InputError` in place of what the model raises in the context, with the cause and the
+    way on.
+    """
     try:
         yield
     except InputError:
@@ -139,13 +157,25 @@ def _refusing(name: str, what: str, advice: str = "") -> Iterator[None]:
 def _advice(cause: str) -> str:
     """The way on, of errors of torch that say little of it."""
     if "leaf Variable that requires grad" in cause or "modified by an inplace operation" in cause:
-        return "; give its operations in place (inplace=True, relu_, +=) up, or let them write to a clone()"
+        return (
+            "; give its operations in place (inplace=True, relu_, +=) up, or let them write to a "
+            "clone()"
+        )
     if "does not require grad" in cause:
-        return "; no gradient reaches its parameters: is there a detach, no_grad or argmax in its forward?"
+        return (
+            "; no gradient reaches its parameters: is there a detach, no_grad or argmax in its "
+            "forward?"
+        )
     if "backward through the graph a second time" in cause:
-        return "; it keeps a tensor from one batch to the next: keep it without its gradient, by detach()"
+        return (
+            "; it keeps a tensor from one batch to the next: keep it without its gradient, by "
+            "detach()"
+        )
     if "same dtype" in cause or "scalar type" in cause:
-        return "; its inputs are float32: give float32 parameters (model.float()), or convert the inputs in forward"
+        return (
+            "; its inputs are float32: give float32 parameters (model.float()), or convert the "
+            "inputs in forward"
+        )
     if "same device" in cause or "meta" in cause:
         return "; rayfed moves the model and its inputs: make no tensor on a device of its own"
     return ""
@@ -162,7 +192,8 @@ def _size_advice(inputs: Inputs, cause: str) -> str:
 
 
 def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
-    """Yields a warning of layers in a plain list, tuple or dictionary, where torch does not see them.
+    """Yields a warning of layers in a plain list, tuple or dictionary, where torch does not see
+    them.
 
     What is frozen is passed over: a teacher is often kept from torch in this way.
     """
@@ -180,8 +211,8 @@ def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
     if found:
         named = ", ".join(f"'{one}'" for one in found[:NAMED])
         yield (
-            f"model '{name}': the layers in {named} are neither trained nor sent, as torch does not "
-            "see layers in a plain list, tuple or dictionary; put them into nn.ModuleList or "
+            f"model '{name}': the layers in {named} are neither trained nor sent, as torch does "
+            "not see layers in a plain list, tuple or dictionary; put them into nn.ModuleList or "
             "nn.ModuleDict, or freeze them with requires_grad_(False) if that is meant"
         )
 
@@ -190,55 +221,59 @@ def _refuse_entries(name: str, model: nn.Module) -> None:
     """Raise `InputError` for parameters and buffers that cannot be copied, sent or averaged."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(
-            f"model '{name}': it is wrapped in {type(model).__name__}, and rayfed itself trains clients side by side; "
-            "return the module inside, without the wrapper"
+            f"model '{name}': it is wrapped in {type(model).__name__}, and rayfed itself trains "
+            "clients side by side; return the module inside, without the wrapper"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
-            f"model '{name}': torch.jit has made it, and clients cannot train copies of it; return the module itself, "
-            "without torch.jit"
+            f"model '{name}': torch.jit has made it, and clients cannot train copies of it; return "
+            "the module itself, without torch.jit"
         )
     with _refusing(name, "its state_dict() fails"):
         entries = dict(model.state_dict(keep_vars=True))
     for entry, value in entries.items():
         if not isinstance(value, Tensor):
             raise InputError(
-                f"model '{name}': its state has '{entry}', {_kind(value)}, which is no tensor and has no mean over "
-                "clients; keep it in a buffer (register_buffer), or without get_extra_state"
+                f"model '{name}': its state has '{entry}', {_kind(value)}, which is no tensor and "
+                "has no mean over clients; keep it in a buffer (register_buffer), or without "
+                "get_extra_state"
             )
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for entry, tensor in held.items():
         if is_lazy(tensor):
             raise InputError(
-                f"model '{name}': '{entry}' is of a lazy layer that a forward pass does not reach, and has no shape; "
-                "remove the layer, or give its size"
+                f"model '{name}': '{entry}' is of a lazy layer that a forward pass does not reach, "
+                "and has no shape; remove the layer, or give its size"
             )
         if tensor.device.type != "cpu":
             raise InputError(
-                f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on the CPU, which "
-                "rayfed moves to each worker's device (from 'meta': model.to_empty(device='cpu'), and set the weights)"
+                f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on "
+                "the CPU, which rayfed moves to each worker's device (from 'meta': "
+                "model.to_empty(device='cpu'), and set the weights)"
             )
         if tensor.numel() and _overlaps_itself(tensor):
             raise InputError(
-                f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, and it cannot be "
-                "loaded; give it memory of its own, by clone()"
+                f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, "
+                "and it cannot be loaded; give it memory of its own, by clone()"
             )
     for entry, parameter in parameters_of(model).items():
         if parameter.is_complex() or parameter.layout != torch.strided:
             kind = parameter.dtype if parameter.is_complex() else parameter.layout
             raise InputError(
-                f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be real and dense, and "
-                "torch.view_as_complex makes a complex one of it in forward"
+                f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be "
+                "real and dense, and torch.view_as_complex makes a complex one of it in forward"
             )
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(
-                f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the run; set its values "
-                "(torch.empty does not), or give it requires_grad=False if it is a mask"
+                f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the "
+                "run; set its values (torch.empty does not), or give it requires_grad=False if it "
+                "is a mask"
             )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise InputError(
-                f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the copies that clients "
-                "train lose; do that in forward, or clip gradients by train.clip"
+                f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the "
+                "copies that clients train lose; do that in forward, or clip gradients by "
+                "train.clip"
             )
 
 
@@ -257,8 +292,9 @@ def _copy(name: str, model: nn.Module) -> nn.Module:
     except Exception as error:
         place = _not_copied(model)
         raise InputError(
-            f"model '{name}': it cannot be copied by copy.deepcopy, and each client trains a copy: {line_of(error)}"
-            f"{place}; make locks, files and tensors with a gradient in forward, and keep none of them"
+            f"model '{name}': it cannot be copied by copy.deepcopy, and each client trains a copy: "
+            f"{line_of(error)}{place}; make locks, files and tensors with a gradient in forward, "
+            "and keep none of them"
         ) from error
 
 
@@ -276,18 +312,23 @@ def _not_copied(model: nn.Module) -> str:
 
 
 def _refuse_other_sharing(name: str, model: nn.Module, copied: nn.Module) -> None:
-    """Raise `InputError` where tensors share memory that do not share it in a copy, as two views of one tensor."""
+    """Raise `InputError` where tensors share memory that do not share it in a copy, as two views of
+    one tensor.
+    """
     apart = _sharing(model) - _sharing(copied)
     for group in sorted(sorted(names) for names in apart):
         listed = " and ".join(f"'{entry}'" for entry in group[:NAMED])
         raise InputError(
-            f"model '{name}': {listed} share memory, and in a copy of the model they do not: clients would train them "
-            "apart; make one nn.Parameter, and take its part in forward (self.weight[:5])"
+            f"model '{name}': {listed} share memory, and in a copy of the model they do not: "
+            "clients would train them apart; make one nn.Parameter, and take its part in forward "
+            "(self.weight[:5])"
         )
 
 
 def _sharing(model: nn.Module) -> set[frozenset[str]]:
-    """The groups of names of tensors that lie in the same memory; a tensor with two names counts under the first."""
+    """The groups of names of tensors that lie in the same memory; a tensor with two names counts
+    under the first.
+    """
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     groups: dict[int, set[str]] = {}
     for entry, tensor in held.items():
@@ -308,23 +349,27 @@ def _try_outputs(model: nn.Module, setting: Setting) -> bool:
             _pass(model, setting, one, "in evaluation mode")
         except InputError as error:
             raise InputError(
-                f"{setting.alone_in_evaluation}, and this model cannot take a single example ({error}); let its "
-                "forward keep the dimension of the batch, or give another number of test images"
+                f"{setting.alone_in_evaluation}, and this model cannot take a single example "
+                f"({error}); let its forward keep the dimension of the batch, or give another "
+                "number of test images"
             ) from None
     if setting.alone_in_training:
         try:
             _pass(in_training(model), setting, one, "in training mode")
         except InputError as error:
             raise InputError(
-                f"{setting.alone_in_training}, and this model cannot be trained on a single image ({error}); give "
-                "another train.batch_size, or model"
+                f"{setting.alone_in_training}, and this model cannot be trained on a single image "
+                f"({error}); give another train.batch_size, or model"
             ) from None
     second = _pass(in_training(model), setting, two, "in training mode")
     return first or second
 
 
 def _pass(model: nn.Module, setting: Setting, examples: Tensor, mode: str) -> bool:
-    """Refuse outputs that are no logits. Gives whether the model, or its head, has written to its inputs."""
+    """Refuse outputs that are no logits.
+
+    Gives whether the model, or its head, has written to its inputs.
+    """
     given = examples.clone()
     features = before = None
     with _refusing(setting.name, f"its forward fails {mode}"), torch.no_grad():
@@ -338,8 +383,9 @@ def _pass(model: nn.Module, setting: Setting, examples: Tensor, mode: str) -> bo
     _refuse_other_outputs(setting.name, logits, of, len(examples), setting.num_classes)
     if bool(torch.isnan(logits).any()):
         raise InputError(
-            f"model '{setting.name}': before any training its outputs {mode} are NaN, for the first examples of the "
-            "training set; look for a division by 0, a root or a logarithm in it"
+            f"model '{setting.name}': before any training its outputs {mode} are NaN, for the "
+            "first examples of the training set; look for a division by 0, a root or a logarithm "
+            "in it"
         )
     wrote = not identical(given, examples)
     if features is not None and before is not None:
@@ -354,13 +400,13 @@ def _refuse_other_outputs(
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else _kind(logits)
     if shape != (count, num_classes):
         raise InputError(
-            f"model '{name}': logits of {examples} need the shape ({count}, {num_classes}), not {shape}"
-            f"{_outputs_advice(logits)}"
+            f"model '{name}': logits of {examples} need the shape ({count}, {num_classes}), not "
+            f"{shape}{_outputs_advice(logits)}"
         )
     if not logits.is_floating_point():
         raise InputError(
-            f"model '{name}': logits of {examples} must be real numbers with a gradient, not {_plain(logits.dtype)}; "
-            "return the scores of the classes, not the class"
+            f"model '{name}': logits of {examples} must be real numbers with a gradient, not "
+            f"{_plain(logits.dtype)}; return the scores of the classes, not the class"
         )
 
 
@@ -370,7 +416,10 @@ def _outputs_advice(outputs: Any) -> str:
         return ""
     if hasattr(outputs, "logits") or (isinstance(outputs, dict) and "logits" in outputs):
         return "; return its logits alone"
-    return "; return one tensor, the logits alone, in both modes (of torchvision's: aux_logits = false)"
+    return (
+        "; return one tensor, the logits alone, in both modes (of torchvision's: aux_logits = "
+        "false)"
+    )
 
 
 def _refuse_other_head(name: str, model: nn.Module, examples: Tensor, logits: Tensor) -> None:
@@ -385,8 +434,8 @@ def _refuse_other_head(name: str, model: nn.Module, examples: Tensor, logits: Te
         ) from error
     if not same:
         raise InputError(
-            f"model '{name}': features(images) must have the shape (B, D), and head of them must give the model's "
-            f"logits; features here: {tuple(features.shape)}"
+            f"model '{name}': features(images) must have the shape (B, D), and head of them must "
+            f"give the model's logits; features here: {tuple(features.shape)}"
         )
 
 
@@ -414,25 +463,31 @@ def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, .
     unlike = first_difference(state_of(model), before)
     if unlike is not None:
         raise InputError(
-            f"model '{name}': a training step changes the form of its state: {unlike}, as it began; make its buffers "
-            "in __init__, in their final shape, or register them with persistent=False"
+            f"model '{name}': a training step changes the form of its state: {unlike}, as it "
+            "began; make its buffers in __init__, in their final shape, or register them with "
+            "persistent=False"
         )
     return tuple(entry for entry in parameters if entry not in reached)
 
 
 def _refuse_sparse(name: str, parameters: Weights, loss: Tensor) -> None:
-    """Raise `InputError` for a parameter whose gradient is sparse: the steps and the methods take dense ones."""
+    """Raise `InputError` for a parameter whose gradient is sparse: the steps and the methods take
+    dense ones.
+    """
     loss.backward()
     for entry, parameter in parameters.items():
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise InputError(
-                f"model '{name}': the gradient of its parameter '{entry}' is sparse; give its layer sparse=False, "
-                "which trains to the same weights"
+                f"model '{name}': the gradient of its parameter '{entry}' is sparse; give its "
+                "layer sparse=False, which trains to the same weights"
             )
 
 
 def _constants(name: str, model: nn.Module, trained: nn.Module) -> tuple[str, ...]:
-    """The buffers that have no mean, and are unchanged by steps. Raises `InputError` for those that steps change."""
+    """The buffers that have no mean, and are unchanged by steps.
+
+    Raises `InputError` for those that steps change.
+    """
     now, still = trained.state_dict(), []
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for entry, buffer in model.state_dict().items():
@@ -442,9 +497,9 @@ def _constants(name: str, model: nn.Module, trained: nn.Module) -> tuple[str, ..
             still.append(entry)
         elif not _has_a_mean(now[entry]):
             raise InputError(
-                f"model '{name}': its buffer '{entry}' ({_plain(buffer.dtype)}) is changed by training, and has no "
-                "mean over clients, as it is complex, sparse, or holds a NaN or an infinity; if clients need not send "
-                "it, register it with persistent=False"
+                f"model '{name}': its buffer '{entry}' ({_plain(buffer.dtype)}) is changed by "
+                "training, and has no mean over clients, as it is complex, sparse, or holds a NaN "
+                "or an infinity; if clients need not send it, register it with persistent=False"
             )
     return tuple(still)
 
@@ -472,13 +527,16 @@ def _probabilities(model: nn.Module, setting: Setting, writes: bool) -> Iterator
     if found:
         where = "" if len(found) == len(modes) else f" {found[0]}"
         yield (
-            f"model '{setting.name}': its outputs are probabilities{where}, and the losses take logits: the softmax "
-            "would be taken twice, and training would hardly get on; return what goes into its softmax or sigmoid"
+            f"model '{setting.name}': its outputs are probabilities{where}, and the losses take "
+            "logits: the softmax would be taken twice, and training would hardly get on; return "
+            "what goes into its softmax or sigmoid"
         )
 
 
 def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bool:
-    """Whether all outputs lie between 0 and 1, also far from the examples, and rows sum to 1 or a sigmoid made them."""
+    """Whether all outputs lie between 0 and 1, also far from the examples, and rows sum to 1 or a
+    sigmoid made them.
+    """
     _, logits = features_and_logits(model, examples.clone(), copied=writes)
     last = _last_operation(logits)
     sums_to_one = True
@@ -494,7 +552,9 @@ def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bo
 
 
 def _far(model: nn.Module, examples: Tensor, writes: bool) -> Tensor:
-    """The outputs on inputs that no data have, (B, C); none (0, C) of tokens, or where the model refuses them."""
+    """The outputs on inputs that no data have, (B, C); none (0, C) of tokens, or where the model
+    refuses them.
+    """
     far = examples * FAR if examples.is_floating_point() else examples
     try:
         with torch.no_grad():
@@ -504,7 +564,9 @@ def _far(model: nn.Module, examples: Tensor, writes: bool) -> Tensor:
 
 
 def _last_operation(logits: Tensor) -> str:
-    """The last operation that made the logits, as autograd names it: 'Sigmoid'; without those that change the form."""
+    """The last operation that made the logits, as autograd names it: 'Sigmoid'; without those that
+    change the form.
+    """
     node = logits.grad_fn
     while node is not None:
         operation = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
@@ -517,7 +579,9 @@ def _last_operation(logits: Tensor) -> str:
 def _kept_outside(
     name: str, model: nn.Module, trained: nn.Module, setting: Setting, writes: bool
 ) -> Iterator[str]:
-    """A warning where a model with the trained weights gives other outputs than the trained model itself."""
+    """A warning where a model with the trained weights gives other outputs than the trained model
+    itself.
+    """
     with _refusing(name, "the weights of a copy cannot be loaded into another"):
         loaded = with_weights(model, state_of(trained))
     outputs = []
@@ -533,9 +597,10 @@ def _kept_outside(
     both_finite = bool(torch.isfinite(ours).all() and torch.isfinite(theirs).all())
     if both_finite and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
         yield (
-            f"model '{name}': a copy with its trained weights gives other outputs than the trained model: it keeps "
-            "something outside its parameters and buffers (a counter, a plain tensor, a generator of its own), which "
-            "no client sends; keep it in a buffer (register_buffer)"
+            f"model '{name}': a copy with its trained weights gives other outputs than the trained "
+            "model: it keeps something outside its parameters and buffers (a counter, a plain "
+            "tensor, a generator of its own), which no client sends; keep it in a buffer "
+            "(register_buffer)"
         )
 
 

@@ -1,7 +1,9 @@
-"""Two of torchvision's networks, made for images of 224 x 224 pixels, with a stem that suits small images too.
+"""Two of torchvision's networks, made for images of 224 x 224 pixels, with a stem that suits small
+images too.
 
-Where the shorter side is below `SMALL` pixels, the first convolution keeps the resolution: at 32 pixels AlexNet's own
-stem would leave nothing to pool, and MobileNet's a single pixel. Larger images get torchvision's network unchanged.
+Where the shorter side is below `SMALL` pixels, the first convolution keeps the resolution: at 32
+pixels AlexNet's own stem would leave nothing to pool, and MobileNet's a single pixel. Larger images
+get torchvision's network unchanged.
 """
 
 import torch
@@ -11,14 +13,16 @@ from torch.nn.functional import adaptive_avg_pool1d
 from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
 
-SMALL = 128  # pixels
+# Pixels
+SMALL = 128
 
 
 def mobilenet(
     *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2
 ) -> Classifier:
     """torchvision's MobileNetV2, its stem of stride 1 on small images (Sandler et al., CVPR 2018)."""
-    from torchvision.models import mobilenet_v2  # takes about a second
+    # Takes about a second.
+    from torchvision.models import mobilenet_v2
 
     channels, *sides = image_shape
     stride = 1 if min(sides) < SMALL else 2
@@ -34,7 +38,8 @@ def mobilenet(
 def alexnet(
     *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5
 ) -> Classifier:
-    """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997; FedCSD).
+    """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997;
+    FedCSD).
 
     Raises `InputError` for images below 15x15 pixels.
     """
@@ -56,7 +61,9 @@ def alexnet(
 
 
 class Pool(nn.AdaptiveAvgPool2d):
-    """Average pooling to (height, width) with the same bits every time, even on GPUs, where torch's gradients vary."""
+    """Average pooling to (height, width) with the same bits every time, even on GPUs, where torch's
+    gradients vary.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return pooled(x, *self.output_size) if x.is_cuda else super().forward(x)  # type: ignore[misc]

@@ -1,9 +1,9 @@
 """Trackers: a run's curves in TensorBoard, Weights & Biases and MLflow.
 
-A tracker follows the tables in the run's folder: when a round is recorded there, it is sent the rows that it does not
-have yet. So its curves are those of the tables, and a run that is resumed also sends what was missed before. Each
-tracker has a thread of its own, and only the end of the run waits for it, for a limited time: a tracker that fails or
-hangs gets no more, and the run goes on.
+A tracker follows the tables in the run's folder: when a round is recorded there, it is sent the
+rows that it does not have yet. So its curves are those of the tables, and a run that is resumed
+also sends what was missed before. Each tracker has a thread of its own, and only the end of the run
+waits for it, for a limited time: a tracker that fails or hangs gets no more, and the run goes on.
 """
 
 import importlib.util
@@ -33,7 +33,8 @@ from rayfed.report.read import classes_of
 from rayfed.rounds.observer import Observer, Outcome
 from rayfed.rounds.round import Round
 
-PATIENCE = 30.0  # seconds that the end of a run waits for its trackers
+# Seconds that the end of a run waits for its trackers.
+PATIENCE = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -41,28 +42,33 @@ log = logging.getLogger(__name__)
 class Tracker(NamedTuple):
     """One run at a tracker."""
 
-    id: str | None  # by which the tracker knows the run when it is resumed
-    sent: int  # the last round that the tracker has; -1 for none
-    log: Callable[[int, dict[str, float]], None]  # sends the numbers of a round
-    close: Callable[[str], None]  # sends the rest, with the run's status
+    # By which the tracker knows the run when it is resumed.
+    id: str | None
+    # The last round that the tracker has; -1 for none.
+    sent: int
+    # Sends the numbers of a round.
+    log: Callable[[int, dict[str, float]], None]
+    # Sends the rest, with the run's status.
+    close: Callable[[str], None]
 
 
 def tensorboard(job: Job, path: Path, id: str | None) -> Tracker:
-    """Event files in the run's folder. They are written anew when a run is resumed, since no event can be replaced."""
+    """Event files in the run's folder.
+
+    They are written anew when a run is resumed, since no event can be replaced.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     for file in (path / "tensorboard").glob("events.out.*"):
         file.unlink()
-    writer = SummaryWriter(
-        str(path / "tensorboard"), purge_step=0
-    )  # a TensorBoard that is open forgets, too
+    # A TensorBoard that is open forgets, too.
+    writer = SummaryWriter(str(path / "tensorboard"), purge_step=0)
     writer.add_text("job", json.dumps(config(job), indent=1))
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            writer.add_scalar(
-                name, value, round, new_style=True
-            )  # not as doubles, which its page drops
+            # Not as doubles, which its page drops.
+            writer.add_scalar(name, value, round, new_style=True)
         writer.flush()
 
     return Tracker(None, -1, log, lambda status: writer.close())
@@ -71,7 +77,8 @@ def tensorboard(job: Job, path: Path, id: str | None) -> Tracker:
 def wandb(job: Job, path: Path, id: str | None) -> Tracker:
     """A run at Weights & Biases, or with WANDB_MODE=offline in the run's folder.
 
-    Offline files are written anew when a run is resumed, since those of a killed run lack their last block.
+    Offline files are written anew when a run is resumed, since those of a killed run lack their
+    last block.
     """
     import wandb
 
@@ -85,13 +92,13 @@ def wandb(job: Job, path: Path, id: str | None) -> Tracker:
         id=id,
         resume="allow",
         project=os.environ.get("WANDB_PROJECT", "rayfed"),
-        group=os.environ.get(
-            "WANDB_RUN_GROUP", job.name.rpartition("/")[0] or None
-        ),  # of a grid: all seeds
+        # Of a grid: all seeds.
+        group=os.environ.get("WANDB_RUN_GROUP", job.name.rpartition("/")[0] or None),
         name=job.name,
         dir=path,
         config=config(job),
-        reinit="create_new",  # leaves a run of the user's own alone
+        # Leaves a run of the user's own alone.
+        reinit="create_new",
         settings=wandb.Settings(console="off", silent=True),
     )
 
@@ -115,9 +122,8 @@ def mlflow(job: Job, path: Path, id: str | None) -> Tracker:
     client, sent = MlflowClient(), -1
     if id is None:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rayfed")
-        with suppress(
-            MlflowException
-        ):  # it is there already: another run may have made it just now
+        # It is there already: another run may have made it just now.
+        with suppress(MlflowException):
             client.create_experiment(name)
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None, "it has just been made"
@@ -131,7 +137,8 @@ def mlflow(job: Job, path: Path, id: str | None) -> Tracker:
     def log(round: int, values: dict[str, float]) -> None:
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, round) for name, value in values.items()]
-        for start in range(0, len(metrics), 1000):  # as many as a request may have
+        # As many as a request may have.
+        for start in range(0, len(metrics), 1000):
             client.log_batch(id, metrics=metrics[start : start + 1000])
 
     def close(status: str) -> None:
@@ -147,7 +154,9 @@ class Tracking(Observer):
     """Sends a run's curves to one tracker, in a thread: the run waits for it at its end alone."""
 
     def __init__(self, name: str, job: Job) -> None:
-        """Raise `InputError`, with the command that helps, if the tracker's package is not installed."""
+        """Raise `InputError`, with the command that helps, if the tracker's package is not
+        installed.
+        """
         found = importlib.util.find_spec(name)
         # A folder of this name, such as W&B makes, is found too, but has no origin.
         if found is None or found.origin is None:
@@ -204,7 +213,8 @@ def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
 
 def _give_up(name: str, job: Job, why: str) -> None:
     log.warning(
-        "track: %s gets no more of %s (%s); the run goes on without; `rayfed resume %s` sends what is missing",
+        "track: %s gets no more of %s (%s); the run goes on without; `rayfed resume %s` sends what "
+        "is missing",
         name,
         job.name,
         why,
@@ -215,10 +225,12 @@ def _give_up(name: str, job: Job, why: str) -> None:
 def curves(
     path: Path, eval_every: int, after: int = -1, last: float = float("inf")
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """The rounds of a run after a round, up to the `last`: every number that its tables have of a round, by name.
+    """The rounds of a run after a round, up to the `last`: every number that its tables have of a
+    round, by name.
 
-    A column of `rounds.parquet` by its own name, `notes/<name>`, `class/<number> <name>` for the accuracy of a class,
-    as two classes may have one plain name, and `forgetting.<definition>`, of which `peak` is the table's forgetting.
+    A column of `rounds.parquet` by its own name, `notes/<name>`, `class/<number> <name>` for the
+    accuracy of a class, as two classes may have one plain name, and `forgetting.<definition>`, of
+    which `peak` is the table's forgetting.
     """
     rounds = [row for row in read_table(path, "rounds", after).to_pylist() if row["round"] <= last]
     if not rounds:
@@ -262,7 +274,8 @@ def plain_name(name: str) -> str:
 
 def config(job: Job) -> dict[str, Any]:
     """Every key of a job, dotted, and its value: a number, or text."""
-    from rayfed.methods.registry import describe  # brings torch
+    # Brings torch.
+    from rayfed.methods.registry import describe
 
     values = {**flat(job.table()), "method": describe(job.method)}
     return {

@@ -1,6 +1,8 @@
-"""Figures of the clients' models before and after their training, from the notes of `measure = ["local", "drift"]`.
+"""Figures of the clients' models before and after their training, from the notes of `measure =
+["local", "drift"]`.
 
-Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients of measured rounds.
+Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients
+of measured rounds.
 """
 
 from collections.abc import Sequence
@@ -27,14 +29,20 @@ from rayfed.report.measured import (
 from rayfed.report.read import Group, Run
 from rayfed.report.words import listed
 
-BARS = 5  # rounds, from the first to the last that was measured
-MOST = {"drift.distribution_distance": 2.0}  # that there can be
-FAINTEST = 0.2  # opacity of the first round's points
-MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
+# Rounds, from the first to the last that was measured.
+BARS = 5
+# That there can be.
+MOST = {"drift.distribution_distance": 2.0}
+# Opacity of the first round's points.
+FAINTEST = 0.2
+# Points that are drawn one by one in an SVG; more become a picture in it.
+MOST_PATHS = 300
 
 
 def local(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
+    """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD
+    Fig. 2 and 7).
+    """
     groups = apart(runs)
     notes = [f"local.{when}.accuracy" for when in WHEN]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
@@ -53,7 +61,8 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
-    """The accuracy on a client's own and on other classes before and after local training (FedNTD Fig. 4 and 6).
+    """The accuracy on a client's own and on other classes before and after local training (FedNTD
+    Fig. 4 and 6).
 
     In up to five rounds, or in one `round`; a row for each run.
     """
@@ -97,7 +106,9 @@ def left_out(measured: dict[str, Columns], drawn: dict[str, np.ndarray]) -> str:
 
 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
-    """The end of a caption: of how many clients a round's numbers are, and on how many test examples."""
+    """The end of a caption: of how many clients a round's numbers are, and on how many test
+    examples.
+    """
     counts = np.concatenate(
         [np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()]
     )
@@ -110,19 +121,24 @@ def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
 def bars(
     axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str
 ) -> None:
-    """Pale, hatched bars of before; full ones of after. `ends` (2, bars) go down and up from the heights."""
+    """Pale, hatched bars of before; full ones of after.
+
+    `ends` (2, bars) go down and up from the heights.
+    """
     look: dict[str, Any] = (
         {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
         if when == "before"
         else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
     )
+    # A cap may lie on the axes' edge.
     errors = {
         "elinewidth": 1.0,
         "ecolor": INK,
         "capsize": 2,
         "clip_on": False,
-    }  # a cap may lie on the axes' edge
-    error = ends.tolist() if ends.any() else None  # an array of a single bar makes older NumPy warn
+    }
+    # An array of a single bar makes older NumPy warn.
+    error = ends.tolist() if ends.any() else None
     axes.bar(x, heights, 0.38, yerr=error, label=label, error_kw=errors, linewidth=0.8, **look)
 
 
@@ -138,15 +154,18 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
             else ""
         )
         raise InputError(
-            f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}"
+            f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in "
+            f"it{last}"
         )
     return np.array([round])
 
 
 def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8 a-d).
+    """How far clients move in weights, against how far the global model is from their labels
+    (FedNTD Fig. 8 a-d).
 
-    A panel of points for each run, with their correlation, and both distances by round. A point is a client in a round.
+    A panel of points for each run, with their correlation, and both distances by round. A point is
+    a client in a round.
     """
     groups = apart(runs)
     measured = {name: drifts(group) for name, group in groups.items()}
@@ -187,7 +206,8 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def outlying(values: np.ndarray) -> float:
-    """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those.
+    """The top of an axis: all values, or where a hundredth of them would squeeze the others
+    together, without those.
 
     >>> outlying(np.array([1.0, 2.0])), outlying(np.array([1.0] * 999 + [100.0]))
     (2.1, 1.3)
@@ -210,7 +230,8 @@ def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.nd
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> str:
-    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others.
+    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all
+    others.
 
     >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
     'rank correlation 0.50'

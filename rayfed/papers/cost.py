@@ -9,8 +9,8 @@ from rayfed.data.here import is_here
 from rayfed.data.settings import Data
 from rayfed.grid.cells import Cell
 
-# Milliseconds of one core per training image of 32x32 (forward, backward), measured with batches of 16 on a server's CPU
-# in November 2026. It grows with the number of pixels.
+# Milliseconds of one core per training image of 32x32 (forward, backward), measured with batches of
+# 16 on a server's CPU in November 2026. It grows with the number of pixels.
 MILLISECONDS = {
     "lenet": 0.25,
     "cnn": 2.0,
@@ -21,7 +21,8 @@ MILLISECONDS = {
     "resnet50": 140.0,
     "resnet56": 19.0,
 }
-IMAGES = {  # for training, for testing, and their height
+# For training, for testing, and their height.
+IMAGES = {
     "fashion-mnist-mini": (10_000, 2_000, 28),
     "mnist": (60_000, 10_000, 28),
     "fashion-mnist": (60_000, 10_000, 28),
@@ -31,13 +32,15 @@ IMAGES = {  # for training, for testing, and their height
     "cinic10": (90_000, 90_000, 32),
     "tiny-imagenet": (100_000, 10_000, 64),
 }
-TEST_SHARE = 1 / 3  # of a training image's cost: the forward pass
+# Of a training image's cost: the forward pass.
+TEST_SHARE = 1 / 3
 HOW = (
-    "core-hours are rough: rounds x clients x images x the measured cost of a FedAvg step on one CPU core; a method with "
-    "a teacher takes up to twice as much, a GPU far less"
+    "core-hours are rough: rounds x clients x images x the measured cost of a FedAvg step on one "
+    "CPU core; a method with a teacher takes up to twice as much, a GPU far less"
 )
 SENTENCE = re.compile(r"(.+?(?<!Trans)(?<!Fig)(?<!al))[.:] (?=[A-Z0-9])")
-LONGEST = 110  # characters of what a table shows
+# Characters of what a table shows.
+LONGEST = 110
 
 
 class Cost(NamedTuple):
@@ -46,9 +49,12 @@ class Cost(NamedTuple):
     methods: int
     settings: int
     runs: int
-    rounds: tuple[int, int]  # the fewest and the most of a run
-    sources: dict[str, bool]  # data sets, and whether they are here
-    core_hours: float | None  # None where a model or data set was not measured
+    # The fewest and the most of a run.
+    rounds: tuple[int, int]
+    # Data sets, and whether they are here.
+    sources: dict[str, bool]
+    # None where a model or data set was not measured.
+    core_hours: float | None
 
     def in_words(self) -> str:
         """In a line."""
@@ -66,7 +72,9 @@ class Cost(NamedTuple):
 
 
 def shows(file: Path) -> str:
-    """What a job file says that its table shows: the first sentence after the command in its first comment."""
+    """What a job file says that its table shows: the first sentence after the command in its first
+    comment.
+    """
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines()[1:]:
         if not line.startswith("#"):

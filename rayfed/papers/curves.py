@@ -1,4 +1,6 @@
-"""The figure of a number by round: a line for each method, the mean over its seeds, in a band around them."""
+"""The figure of a number by round: a line for each method, the mean over its seeds, in a band
+around them.
+"""
 
 from collections.abc import Sequence
 
@@ -14,11 +16,14 @@ from rayfed.report.plots import over_runs
 from rayfed.report.read import Run
 from rayfed.report.table import lacking
 
-SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")  # in percent
+# In percent.
+SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
 
 
 def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None = None) -> Figure:
-    """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to the highest."""
+    """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to
+    the highest.
+    """
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
     words = (
         in_words(of)
@@ -48,12 +53,15 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
             len(groups),
         )
     axes[0, 0].set(xlabel="round", ylabel=words)
-    legend(figure, axes[0, 0], axes[0, 0].lines)  # in the order of the runs, as in tables
+    # In the order of the runs, as in tables.
+    legend(figure, axes[0, 0], axes[0, 0].lines)
     return figure
 
 
 def series(run: Run, of: str) -> Series:
-    """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds: the rounds that have it."""
+    """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds: the rounds
+    that have it.
+    """
     known = {
         name: (run.rounds["round"], values)
         for name, values in run.rounds.items()

@@ -16,12 +16,15 @@ from rayfed.screen.text import aligned, busy, shown
 
 
 class Kind(NamedTuple):
-    """A kind of figure: the function in `rayfed.papers` that draws it, a sentence, and the figures that it redraws."""
+    """A kind of figure: the function in `rayfed.papers` that draws it, a sentence, and the figures
+    that it redraws.
+    """
 
     drawn_by: str
     what: str
     papers: str
-    takes: str = ""  # an option that only some kinds have
+    # An option that only some kinds have.
+    takes: str = ""
 
 
 KINDS = {
@@ -65,7 +68,10 @@ KINDS = {
 @click.option(
     "--round",
     type=int,
-    help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
+    help=(
+        "A measured round, of in-out and confusion. If not given: the last; of in-out, up to five "
+        "rounds."
+    ),
 )
 @label_option
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
@@ -74,14 +80,16 @@ def figure(
 ) -> None:
     """Draw a number by round, or a figure as the papers have it.
 
-    Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
-    grid, stand side by side. In forgetting and confusion there is one run per panel; in the other kinds, runs whose
-    names end in seed-0, seed-1, ... are one. What the figure's caption should say is printed.
+    Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or
+    the folder of a grid, stand side by side. In forgetting and confusion there is one run per
+    panel; in the other kinds, runs whose names end in seed-0, seed-1, ... are one. What the
+    figure's caption should say is printed.
 
     \b
     Examples:
       rayfed figure
-      rayfed figure curves runs/four --of forgetting.round --label fedntd 'FedNTD (ours)' --width 3.3 -o curves.pdf
+      rayfed figure curves runs/four --of forgetting.round --label fedntd 'FedNTD (ours)' --width
+      3.3 -o curves.pdf
       rayfed figure local runs/fedavg runs/fedntd
       rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
@@ -94,7 +102,8 @@ def figure(
         return
     if kind not in KINDS:
         raise InputError(
-            f"rayfed figure KIND RUN...: there is no kind of figure '{kind}'{did_you_mean(kind, KINDS)}"
+            "rayfed figure KIND RUN...: there is no kind of figure "
+            f"'{kind}'{did_you_mean(kind, KINDS)}"
         )
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
@@ -104,7 +113,8 @@ def figure(
     options = {name: value for name, value in given.items() if value is not None}
     if not 1 <= options.get("width", 1) <= 40:
         raise InputError(
-            f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page"
+            f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of "
+            "a page"
         )
     for name in options.keys() - {"width", KINDS[kind].takes}:
         takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)

@@ -1,7 +1,7 @@
 """Figures of the global model: what it forgets, and which classes it takes for which.
 
-Each is a function of runs, which stand side by side. Raises `InputError` where a run lacks what is to be drawn.
-Shapes: `E` evaluated rounds, `C` classes.
+Each is a function of runs, which stand side by side. Raises `InputError` where a run lacks what is
+to be drawn. Shapes: `E` evaluated rounds, `C` classes.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,20 @@ from rayfed.report.read import Run
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
-FEW = 12  # classes whose numbers fit into a confusion matrix
-CLIENTS = 3  # confusion matrices, where none are named
-ABREAST = 4  # confusion matrices in a row
+# Classes whose numbers fit into a confusion matrix.
+FEW = 12
+# Confusion matrices, where none are named.
+CLIENTS = 3
+# Confusion matrices in a row.
+ABREAST = 4
 
 
 def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """The accuracy that each class has lost since its best earlier round, by round (FedNTD Fig. 2, eq. 5).
+    """The accuracy that each class has lost since its best earlier round, by round (FedNTD Fig. 2,
+    eq. 5).
 
-    The mean of a round's column is its forgetting. A class that is now at its best has lost less than 0, drawn as 0.
+    The mean of a round's column is its forgetting. A class that is now at its best has lost less
+    than 0, drawn as 0.
     """
     shown = single(runs, "a heat map")
     lost = {name: lost_of(run) for name, run in shown.items()}
@@ -62,9 +67,11 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has lost (E, C) by then.
+    """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has
+    lost (E, C) by then.
 
-    Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of `train.eval_every`.
+    Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of
+    `train.eval_every`.
     """
     trained = run.class_rounds > 0
     rounds, accuracy = run.class_rounds[trained], run.class_accuracy[trained]
@@ -75,9 +82,11 @@ def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def confusion(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
-    """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD Fig. 2).
+    """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD
+    Fig. 2).
 
-    Each run begins a row, in `round`, or the last measured one; of the three measured clients with the lowest numbers.
+    Each run begins a row, in `round`, or the last measured one; of the three measured clients with
+    the lowest numbers.
     """
     shown = single(runs, "a confusion matrix")
     of_runs = {name: shown_matrices(run, round) for name, run in shown.items()}
@@ -114,7 +123,8 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
 
 
 def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarray], list[int]]:
-    """The round, the matrices (C, C) of the global model (-1) and of clients in it, and its measured clients.
+    """The round, the matrices (C, C) of the global model (-1) and of clients in it, and its
+    measured clients.
 
     The global model has none in a round that was not evaluated.
     """
@@ -138,7 +148,9 @@ def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarr
 
 
 def draw_confusion(panel: Any, matrix: np.ndarray, classes: Sequence[str], inches: float) -> Any:
-    """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers, where they fit."""
+    """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers,
+    where they fit.
+    """
     rates = 100 * metrics.row_normalised(matrix)
     drawn = panel.imshow(rates, cmap=RAMP, vmin=0, vmax=100, interpolation="none")
     panel.grid(False)

@@ -1,6 +1,7 @@
 """How a paper's number is taken from a run of ours.
 
-Accuracies are in percent, forgetting and alignment are fractions of 1, as in a paper's `results.csv`.
+Accuracies are in percent, forgetting and alignment are fractions of 1, as in a paper's
+`results.csv`.
 """
 
 import math
@@ -18,7 +19,9 @@ from rayfed.report.read import Run, of_clients
 from rayfed.report.table import accuracies, figures
 
 NOWHERE = {
-    r"alignment_fc128_\w+": "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart",
+    r"alignment_fc128_\w+": (
+        "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart"
+    ),
     r"local_class_accuracy_\d+": "which client it was is not known",
 }
 
@@ -29,8 +32,10 @@ class Theirs:
 
     metric: str
     value: str
-    spread: str  # empty where it gives none
-    stat: str  # of which round: best, last, or empty where the paper does not say
+    # Empty where it gives none.
+    spread: str
+    # Of which round: best, last, or empty where the paper does not say.
+    stat: str
     note: str
 
 
@@ -75,7 +80,9 @@ def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
 
 
 def _rounds_to_target(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    """Rounds to the last accuracy of FedAvg (FedSSD, Table 1), whose own number is all of its rounds."""
+    """Rounds to the last accuracy of FedAvg (FedSSD, Table 1), whose own number is all of its
+    rounds.
+    """
     if baseline is None:
         return _no_baseline()
     if baseline is run:
@@ -95,7 +102,10 @@ def _speed_up(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours
 
 
 def _no_baseline() -> Ours:
-    text = "it needs the run of fedavg in this setting, with the same data, partition, seed and number of rounds"
+    text = (
+        "it needs the run of fedavg in this setting, with the same data, partition, seed and "
+        "number of rounds"
+    )
     return Ours(math.nan, text)
 
 
@@ -114,7 +124,9 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
 
 
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
-    """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table 2)."""
+    """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table
+    2).
+    """
     notes = run.notes if which == "local" else run.round_notes
     names = sorted(name for name in notes if name.startswith("drift.alignment"))
     chosen = names[0] if len(names) == 1 else "drift.alignment"
@@ -129,7 +141,9 @@ def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which:
 
 
 def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: str) -> Ours:
-    """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD, Table II)."""
+    """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD,
+    Table II).
+    """
     of_run = {key: value for key, value in figures(run).items() if key.startswith(DOMAIN)}
     by_domain = {key.removeprefix(DOMAIN).casefold(): value for key, value in of_run.items()}
     values = [value for name, value in by_domain.items() if domain in ("mean", name)]
@@ -144,7 +158,9 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
 
 
 def _personalised(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of all its rounds)."""
+    """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of
+    all its rounds).
+    """
     value = figures(run).get("personalised", math.nan)
     return Ours(
         value,

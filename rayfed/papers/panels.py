@@ -1,4 +1,6 @@
-"""Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey too, and its file."""
+"""Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey
+too, and its file.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,27 +18,37 @@ from rayfed.base.errors import InputError
 from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 from rayfed.report.read import Group, Run, grouped, shorten
 
-MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
+# With six colours, 42 looks.
+MARKERS = ("o", "s", "^", "D", "v", "X", "P")
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
-FEW_LINES = 4  # in a panel, which may be thick
-MOST_PANELS = 6  # side by side
-NARROWEST = 2.3  # inches that a panel needs for its title
-GLYPH = 0.078  # inches, the width of one, on average
-ROW = 0.2  # inches that the name of a class takes
-Band = tuple[np.ndarray, np.ndarray]  # its lower and its upper end
-RAMP = LinearSegmentedColormap.from_list(
-    "shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"]
-)  # ever darker
+# In a panel, which may be thick.
+FEW_LINES = 4
+# Side by side.
+MOST_PANELS = 6
+# Inches that a panel needs for its title.
+NARROWEST = 2.3
+# Inches, the width of one, on average.
+GLYPH = 0.078
+# Inches that the name of a class takes.
+ROW = 0.2
+# Its lower and its upper end.
+Band = tuple[np.ndarray, np.ndarray]
+# Ever darker.
+RAMP = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])
+# The same bytes for the same numbers.
 METADATAS = {
     ".svg": METADATA,
     ".pdf": {"CreationDate": None},
-}  # the same bytes for the same numbers
+}
 
 
 def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> str:
-    """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
+    """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix.
 
-    Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
+    Nothing is written where it cannot be drawn.
+
+    Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG
+    and PDF show a box.
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
@@ -48,7 +60,8 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
             figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
         except OSError as error:
             raise InputError(f"the figure cannot be written: {error}") from None
-        except UserWarning:  # no room is left for an axis
+        except UserWarning:
+            # No room is left for an axis.
             raise InputError(
                 "the figure is too narrow for what stands side by side; give a larger --width"
             ) from None
@@ -56,7 +69,10 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
 
 
 def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
-    """The runs by the names of their panels; runs that differ in their seed alone are one. Raises `InputError`."""
+    """The runs by the names of their panels; runs that differ in their seed alone are one.
+
+    Raises `InputError`.
+    """
     groups = grouped(runs)
     if len(groups) > most:
         raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {most}")
@@ -65,14 +81,16 @@ def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
         for name, group in zip(shorten(groups), groups, strict=True)
     ]
     if len({*names}) < len(names):
-        names = [
-            f"{number}: {name}" for number, name in enumerate(names, start=1)
-        ]  # in the order given
+        # In the order given.
+        names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]
     return dict(zip(names, groups, strict=True))
 
 
 def single(runs: Sequence[Run], picture: str) -> dict[str, Run]:
-    """The same for a figure that shows one run per panel, not a mean. Raises `InputError` for several seeds."""
+    """The same for a figure that shows one run per panel, not a mean.
+
+    Raises `InputError` for several seeds.
+    """
     groups = apart(runs)
     for name, group in groups.items():
         if len(group.runs) + len(group.behind) > 1:
@@ -97,19 +115,24 @@ def panels(
 
 
 def wide(columns: int) -> float:
-    """The width of a figure, in inches, whose panels all have room for their titles; no less than the page's."""
-    return max(
-        WIDTH, columns * NARROWEST + 1.8
-    )  # class names at the left, a scale of colours at the right
+    """The width of a figure, in inches, whose panels all have room for their titles; no less than
+    the page's.
+    """
+    # Class names at the left, a scale of colours at the right.
+    return max(WIDTH, columns * NARROWEST + 1.8)
 
 
 def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
-    """The legend of a panel's looks, for all panels, below the figure, which grows from the second row of names on."""
+    """The legend of a panel's looks, for all panels, below the figure, which grows from the second
+    row of names on.
+    """
     shown: Sequence[Any] = handles or axes.get_legend_handles_labels()[0]
     names = [str(handle.get_label()) for handle in shown]
-    column = 0.75 + 0.066 * max(map(len, names), default=0)  # inches, with the line beside the name
+    # Inches, with the line beside the name.
+    column = 0.75 + 0.066 * max(map(len, names), default=0)
     columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
-    if isinstance(figure, Figure):  # not a part of one
+    # Not a part of one.
+    if isinstance(figure, Figure):
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(names) // columns) - 1))
     figure.legend(shown, names, loc="outside lower center", ncols=columns, handlelength=3.2)
 
@@ -136,7 +159,9 @@ def looks(number: int) -> dict[str, Any]:
 def line(
     axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, band: Band, name: str, of: int = 1
 ) -> None:
-    """The n-th `of` so many lines with its band, and with a marker on some of its points; the more, the fainter."""
+    """The n-th `of` so many lines with its band, and with a marker on some of its points; the more,
+    the fainter.
+    """
     every = max(1, -(-len(x) // 12))
     axes.fill_between(
         x, *band, color=COLOURS[number % len(COLOURS)], alpha=min(0.15, 0.4 / of), linewidth=0
@@ -171,7 +196,9 @@ def cells(
     inches: float,
     colours: Colormap = RAMP,
 ) -> Any:
-    """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to those beside it."""
+    """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to
+    those beside it.
+    """
     ends = np.concatenate([[places[0] - 0.5], (places[1:] + places[:-1]) / 2, [places[-1] + 0.5]])
     rows = np.arange(len(classes) + 1) - 0.5
     shown = axes.pcolormesh(
@@ -185,7 +212,9 @@ def cells(
 
 
 def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
-    """The names of classes down the vertical axis, of so many inches, in letters so small that they do not touch."""
+    """The names of classes down the vertical axis, of so many inches, in letters so small that they
+    do not touch.
+    """
     if len(classes) <= NAMED:
         size = min(LETTERS, 0.85 * 72 * inches / len(classes))
         axes.set_yticks(range(len(classes)), [shortened(name) for name in classes], fontsize=size)
@@ -194,7 +223,8 @@ def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
 
 def bar_of(figure: Figure, shown: Any, axes: np.ndarray, unit: str, **options: Any) -> None:
     """The scale of a figure's colours, which all its panels share."""
-    thin = 5 * figure.get_figheight()  # a fifth of an inch wide, however high
+    # A fifth of an inch wide, however high.
+    thin = 5 * figure.get_figheight()
     bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=thin, **options)
     bar.outline.set_visible(False)
     bar.minorticks_off()

@@ -10,9 +10,8 @@ from rayfed.folder.tables import Columns
 from rayfed.papers.panels import bar_of, cells, high, panels
 from rayfed.report.read import dealt
 
-COUNTS = LinearSegmentedColormap.from_list(
-    "counts", ["#cfe3f6", "#2b8cd6"]
-)  # a single example is no blank
+# A single example is no blank.
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#cfe3f6", "#2b8cd6"])
 
 
 def partition(held: Columns, classes: Sequence[str], num_clients: int) -> Figure:

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
 OF = [*BY_ROUND, "personalised", *KEYS]
-OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round, domain.NAME and others."
+OF_TEXT = (
+    "What to compare: last (if not given), best, last_10, personalised, forgetting.round, "
+    "domain.NAME and others."
+)
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -100,11 +103,12 @@ def table(
 ) -> None:
     """Print the numbers of runs as a table.
 
-    As papers do: means over seeds, and differences from FedAvg, or from the first run if there is no FedAvg, or from
-    those that --from names. A difference is the mean over pairs of runs with the same data, partition, seed and number
-    of rounds; it has a 95 % interval by Student's t, and is marked where that leaves 0 out. A run without such a pair
-    begins a group of its own, and the table says in what it differs. With --paper, each number of the paper's table in
-    jobs/papers has a line of its own, with ours beside it, and notes say what our runs did otherwise.
+    As papers do: means over seeds, and differences from FedAvg, or from the first run if there is
+    no FedAvg, or from those that --from names. A difference is the mean over pairs of runs with the
+    same data, partition, seed and number of rounds; it has a 95 % interval by Student's t, and is
+    marked where that leaves 0 out. A run without such a pair begins a group of its own, and the
+    table says in what it differs. With --paper, each number of the paper's table in jobs/papers has
+    a line of its own, with ours beside it, and notes say what our runs did otherwise.
 
     \b
     Examples:
@@ -163,7 +167,9 @@ def table(
 
 
 def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:
-    """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one of `FORMS`."""
+    """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one
+    of `FORMS`.
+    """
     from rayfed.papers.tables import read_paper, sheet
     from rayfed.report.runs import read_runs
 
@@ -222,10 +228,11 @@ def reproduce(
 ) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables, with what each
-    shows, its runs, its data and a rough cost. A table is a grid in jobs/papers, in the paper's protocol: up to hundreds
-    of runs at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were
-    begun continue, so the command may be stopped and given again. What -s changes in the protocol is named below the
+    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the
+    tables, with what each shows, its runs, its data and a rough cost. A table is a grid in
+    jobs/papers, in the paper's protocol: up to hundreds of runs at full size, so see --list, and
+    choose with --rows. Runs that are done are not run again, and runs that were begun continue, so
+    the command may be stopped and given again. What -s changes in the protocol is named below the
     table.
 
     \b

@@ -16,7 +16,8 @@ from rayfed.report.read import SEED, Run
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
 from rayfed.report.words import Stat, spread, stat_text
 
-BASELINE = "fedavg"  # the method from which papers count rounds to a target, and speed-ups
+# The method from which papers count rounds to a target, and speed-ups.
+BASELINE = "fedavg"
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,16 @@ class Paper:
     numbers: dict[str, list[Theirs]]
 
     def unlike(self, run: Run) -> list[str]:
-        """How a run of the grid differs from it, with its own seed: a partition may follow the seed."""
+        """How a run of the grid differs from it, with its own seed: a partition may follow the
+        seed.
+        """
         of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job["seed"]}).job().table()
         return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
-        """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
+        """The run of FedAvg in the same setting, of the same data, partition, seed and number of
+        rounds.
+        """
         meant = self.cells[plain(run.name)].setting, BASELINE
         cells = [self.cells.get(plain(other.name)) for other in runs]
         same = (
@@ -51,7 +56,8 @@ def plain(name: str) -> str:
 def grids() -> dict[str, Path]:
     """The papers' grids by their names, such as fedntd/table1.
 
-    They are those in jobs/papers in the current folder, or if there is none, those that came with rayfed.
+    They are those in jobs/papers in the current folder, or if there is none, those that came with
+    rayfed.
     """
     here = Path("jobs/papers")
     folder = here if here.is_dir() else EXAMPLES / "papers"
@@ -72,7 +78,10 @@ def grid_of(name: str) -> Path:
 
 
 def read_paper(name: str) -> Paper:
-    """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
+    """A table of a paper, such as fedntd/table1.
+
+    Raises `InputError` where `grids` has no such name.
+    """
     path = grid_of(name)
     cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
@@ -88,19 +97,23 @@ def read_paper(name: str) -> Paper:
     return Paper(cells, numbers)
 
 
-# Beside ours ----------------------------------------------------------------------------------------------------------
+# Beside ours
+# ----------------------------------------------------------------------------------------------------------
 
 HEAD = ["run", "seeds", "rounds", "metric", "ours", "paper", "difference", "notes"]
-UNITS = {"accuracy": "%", "forgetting": "of 1"}  # by a word of a metric
+# By a word of a metric.
+UNITS = {"accuracy": "%", "forgetting": "of 1"}
+# By the first word of a metric; 2 for the others.
 DIGITS = {
     "forgetting": 3,
     "alignment": 3,
     "rounds": 1,
-}  # by the first word of a metric; 2 for the others
+}
 
 
 def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
-    """A line for each number that the paper has for our runs; `of` which round where the paper does not say.
+    """A line for each number that the paper has for our runs; `of` which round where the paper does
+    not say.
 
     Raises `InputError` if no run is of the paper's grid.
     """
@@ -116,7 +129,8 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
     of_paper.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
-    marks: dict[str, int] = {}  # note -> its number below the table
+    # Note -> its number below the table.
+    marks: dict[str, int] = {}
     for row in of_paper:
         about = remarks(row)
         unlike = paper.unlike(row.runs[0])

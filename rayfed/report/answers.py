@@ -13,9 +13,11 @@ from rayfed.report.read import ClassLoss, Group, Run
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread
 
-WORST = 3  # classes
+# Classes
+WORST = 3
 COSTS = ("seconds", "bytes_down", "bytes_up")
-Number = tuple[str, str, str]  # name, value, note
+# Name, value, note.
+Number = tuple[str, str, str]
 
 
 class Answer(NamedTuple):
@@ -68,7 +70,9 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
 
 
 def _how_good(run: Run) -> str:
-    """That a run is no better than a guess, and what to try; of others, that they are a single seed."""
+    """That a run is no better than a guess, and what to try; of others, that they are a single
+    seed.
+    """
     warning = run.summary.get("no_better_than_a_guess", "")
     if warning:
         return f"{warning[:1].upper()}{warning[1:]}."
@@ -178,7 +182,10 @@ def _compared(rows: Sequence[Row] | str) -> Answer:
         return Answer(question, [], rows)
     gaps = {row.name: row.difference for row in rows if row.difference}
     if not gaps:
-        text = "No two rows have the same data, partition, seed and number of rounds, so none are a pair."
+        text = (
+            "No two rows have the same data, partition, seed and number of rounds, so none are a "
+            "pair."
+        )
         return Answer(question, [], text)
     name, gap = max(gaps.items(), key=lambda item: item[1].mean)
     points = f"{gap.mean:+.1f} points"

@@ -1,7 +1,8 @@
-"""Figures of the page as data: what its script draws, and the same numbers as a table for those who do not see it.
+"""Figures of the page as data: what its script draws, and the same numbers as a table for those who
+do not see it.
 
-A figure stays small however long a run is: past some points, rounds are left out, and its note says so.
-Shapes: `P` points of a line, `C` rows of a heat map.
+A figure stays small however long a run is: past some points, rounds are left out, and its note says
+so. Shapes: `P` points of a line, `C` rows of a heat map.
 """
 
 import math
@@ -12,29 +13,38 @@ import numpy as np
 
 from rayfed.report.table import Difference
 
-MOST_POINTS = 400  # of a line
-MOST_CELLS = 40_000  # of a heat map
-MOST_ROWS = 50  # of a table
-MOST_COLUMNS = 12  # of the table of a heat map
+# Of a line.
+MOST_POINTS = 400
+# Of a heat map.
+MOST_CELLS = 40_000
+# Of a table.
+MOST_ROWS = 50
+# Of the table of a heat map.
+MOST_COLUMNS = 12
 
 
 class Chart(NamedTuple):
     """A figure: `data` is for the page's script."""
 
-    key: str  # no two in a page are the same
+    # No two in a page are the same.
+    key: str
     title: str
     data: dict[str, Any]
-    head: list[str]  # of its table
+    # Of its table.
+    head: list[str]
     rows: list[list[str]]
-    note: str = ""  # what its table leaves out, or the figure itself
-    wide: bool = False  # over the page, else beside another one
+    # What its table leaves out, or the figure itself.
+    note: str = ""
+    # Over the page, else beside another one.
+    wide: bool = False
 
 
 class Line(NamedTuple):
     """A line, with a band around it if it is of several values."""
 
     name: str
-    number: int  # its look
+    # Its look.
+    number: int
     x: np.ndarray  # (P,)
     y: np.ndarray  # (P,)
     low: np.ndarray | None = None  # (P,)
@@ -73,13 +83,15 @@ def lines(
     marked: tuple[int, float, str] | None = None,
     zero: bool = False,
 ) -> Chart:
-    """Lines by round; horizontal `rules` with their names, and a point that is `marked` with its name.
+    """Lines by round; horizontal `rules` with their names, and a point that is `marked` with its
+    name.
 
     With `zero`, the vertical axis begins at 0, or below it where values are negative.
     """
     evaluated = len({x for line in drawn for x in line.x.tolist()})
     drawn = [line.thinned() for line in drawn]
-    cells: dict[int, list[str]] = {}  # by round
+    # By round.
+    cells: dict[int, list[str]] = {}
     for number, line in enumerate(drawn):
         for i, at in enumerate(line.x.tolist()):
             cells.setdefault(at, [""] * len(drawn))[number] = line.value(i, unit, digits)
@@ -113,7 +125,8 @@ def heat(
     slider: bool = False,
     faint: bool = False,
 ) -> Chart:
-    """Values (C, columns) from 0 to `top`, or the largest; if `faint`, the page shines through small ones.
+    """Values (C, columns) from 0 to `top`, or the largest; if `faint`, the page shines through
+    small ones.
 
     With a slider, a column can be looked at by itself.
     """
@@ -154,7 +167,10 @@ def dots(
     points: Sequence[tuple[str, float, float, int]],
     meaning: str,
 ) -> Chart:
-    """Points with a name, x, y and a round, the more opaque the later. Of too many, evenly spread ones."""
+    """Points with a name, x, y and a round, the more opaque the later.
+
+    Of too many, evenly spread ones.
+    """
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
     places = [
         [name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn

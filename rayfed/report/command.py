@@ -26,9 +26,10 @@ FORMS = ("text", "md", "latex", "csv")
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Make the page of a run, or a page that compares several.
 
-    Every run ends with its page; this command makes it again from the run's folder, also for a killed run. With several
-    runs, or the folder of a grid, the others are compared with FedAvg's, or with the first if there is no such run;
-    runs whose names end in seed-0, seed-1, ... become one line, with their mean and their range.
+    Every run ends with its page; this command makes it again from the run's folder, also for a
+    killed run. With several runs, or the folder of a grid, the others are compared with FedAvg's,
+    or with the first if there is no such run; runs whose names end in seed-0, seed-1, ... become
+    one line, with their mean and their range.
 
     \b
     Examples:

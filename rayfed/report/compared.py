@@ -1,4 +1,6 @@
-"""What the page of several runs says of groups: their numbers, in what they differ, what each has forgotten."""
+"""What the page of several runs says of groups: their numbers, in what they differ, what each has
+forgotten.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,19 +19,23 @@ from rayfed.report.read import Group, Run, forgotten, shorten
 from rayfed.report.table import Row, rows
 from rayfed.report.words import html_bar, listed, mean_percent
 
+# And their keys in environment.json.
 HASHES = {
     "hash of the data": "data",
     "hash of the partition": "partition",
-}  # and their keys in environment.json
+}
+# May differ between the runs of a group.
 VARIED = (
     "seed",
     "data.partition.seed",
     "hash of the partition",
-)  # may differ between the runs of a group
+)
 
 
 def numbers(group: Group, target: float, key: str) -> list[str]:
-    """A group's row in the table, with the forgetting of a key; of several runs, means and deviations."""
+    """A group's row in the table, with the forgetting of a key; of several runs, means and
+    deviations.
+    """
     runs = group.counted
     seeds = listed(run.job["seed"] for run in runs)
     reached = listed(
@@ -65,7 +71,8 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
 def references(
     groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str
 ) -> dict[str, str]:
-    """By name of a group, the name of the group that it is compared with; its own name if that is itself.
+    """By name of a group, the name of the group that it is compared with; its own name if that is
+    itself.
 
     Without differences, all are compared with the first group.
     """
@@ -95,7 +102,9 @@ def targets(groups: Sequence[Group], names: Sequence[str]) -> dict[str, float]:
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
-    """Key, value and groups, for each key of the jobs in which runs differ, and the hashes of data and partition."""
+    """Key, value and groups, for each key of the jobs in which runs differ, and the hashes of data
+    and partition.
+    """
     settings = [
         (name, _settings(run))
         for name, of in zip(shorten(groups), groups, strict=True)
@@ -103,8 +112,10 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     ]
     rows: list[tuple[str, str, str]] = []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
-        users: dict[str, list[str]] = {}  # value -> groups, in their order
-        values: dict[str, set[str]] = {}  # group -> values
+        # Value -> groups, in their order.
+        users: dict[str, list[str]] = {}
+        # Group -> values.
+        values: dict[str, set[str]] = {}
         for name, setting in settings:
             value = setting.get(key, "not set")
             users.setdefault(value, []).append(name)
@@ -118,14 +129,18 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
 
 
 def partition_of(group: Group) -> dict[str, Any]:
-    """The table [data.partition] of a group; where its runs have several values of a key (the seed), a list of them."""
+    """The table [data.partition] of a group; where its runs have several values of a key (the
+    seed), a list of them.
+    """
     tables = [run.job["data"]["partition"] for run in group.runs]
     values = {key: [table.get(key) for table in tables] for key in tables[0]}
     return {key: of if any(value != of[0] for value in of) else of[0] for key, of in values.items()}
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no numbers."""
+    """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no
+    numbers.
+    """
     left_out = ("name", "method", "ray", "output", "track", *MEASURE)
     settings = flat({key: value for key, value in run.job.items() if key not in left_out})
     settings |= {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
@@ -133,8 +148,11 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
-    """A row per class, the worst first: how much of it each group has lost, as the mean over its runs."""
-    losses: dict[str, list[list[float]]] = {}  # class -> of each group, of each run
+    """A row per class, the worst first: how much of it each group has lost, as the mean over its
+    runs.
+    """
+    # Class -> of each group, of each run.
+    losses: dict[str, list[list[float]]] = {}
     for number, group in enumerate(groups):
         for run in group.counted:
             for loss in forgotten(run):
@@ -150,8 +168,11 @@ def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
 
 
 def paired(runs: Sequence[Run]) -> list[Row] | str:
-    """The rows of the table of these runs, with paired differences in the last accuracy, or why there are none."""
+    """The rows of the table of these runs, with paired differences in the last accuracy, or why
+    there are none.
+    """
     try:
         return rows(runs)
-    except InputError as error:  # it says which two runs are one, or that there is nothing
+    except InputError as error:
+        # It says which two runs are one, or that there is nothing.
         return f"There are no paired differences: {error}."

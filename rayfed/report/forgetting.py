@@ -1,4 +1,5 @@
-"""A run's forgetting round by round, by each definition of `losses/forgetting.py`, from what its tables hold.
+"""A run's forgetting round by round, by each definition of `losses/forgetting.py`, from what its
+tables hold.
 
 Shapes: `E` evaluated rounds, round 0 first; `C` classes; `K` measured clients of a round.
 """
@@ -7,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-Series = tuple[np.ndarray, np.ndarray]  # rounds, and their values
+# Rounds, and their values.
+Series = tuple[np.ndarray, np.ndarray]
 
 
 def by_round(
@@ -18,14 +20,17 @@ def by_round(
     clients: Iterable[tuple[int, np.ndarray]],
     after: int = 0,
 ) -> dict[str, Series]:
-    """By name of a definition: the rounds after `after` that have a value, and the values, as fractions of 1.
+    """By name of a definition: the rounds after `after` that have a value, and the values, as
+    fractions of 1.
 
-    `rounds` (E,); the global model's class `accuracy` (E, C); `seen` (E, C) images of a round's clients; by round, its
-    measured `clients` have accuracies (K, C). Of the rounds before, only multiples of `eval_every` can be a peak.
+    `rounds` (E,); the global model's class `accuracy` (E, C); `seen` (E, C) images of a round's
+    clients; by round, its measured `clients` have accuracies (K, C). Of the rounds before, only
+    multiples of `eval_every` can be a peak.
     """
+    # Brings torch, which a reader of tables may not need.
     from rayfed.losses import (
         forgetting as defined,
-    )  # brings torch, which a reader of tables may not need
+    )
 
     trained = rounds > 0
     rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0
@@ -57,7 +62,9 @@ def by_round(
 
 
 def peaks(rounds: np.ndarray, accuracy: np.ndarray, eval_every: int) -> np.ndarray:
-    """The best accuracy of each class (E, C) up to each round, of the multiples of `eval_every`; nan before any."""
+    """The best accuracy of each class (E, C) up to each round, of the multiples of `eval_every`;
+    nan before any.
+    """
     counts = (rounds % eval_every == 0)[:, None]
     return np.fmax.accumulate(np.where(counts, accuracy, np.nan))
 
@@ -65,7 +72,8 @@ def peaks(rounds: np.ndarray, accuracy: np.ndarray, eval_every: int) -> np.ndarr
 def client_accuracies(
     cells: Mapping[str, np.ndarray], num_classes: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Each round with measured clients, and their models' class accuracies (K, C); nan without test examples.
+    """Each round with measured clients, and their models' class accuracies (K, C); nan without test
+    examples.
 
     `cells` are those of the confusion matrices, as `report.read.confusions` gives them.
     """

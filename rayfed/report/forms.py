@@ -1,4 +1,6 @@
-"""A table of numbers as Markdown, as LaTeX, and as comma-separated values; and what its columns of forgetting are."""
+"""A table of numbers as Markdown, as LaTeX, and as comma-separated values; and what its columns of
+forgetting are.
+"""
 
 import csv
 import io
@@ -6,21 +8,28 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-LAST = 10  # evaluated rounds, at most, in a mean of the last
-# What says the least that the accuracy says too, where a run has it, and else what every run has: docs/forgetting.md.
+# Evaluated rounds, at most, in a mean of the last.
+LAST = 10
+# What says the least that the accuracy says too, where a run has it, and else what every run has:
+# docs/forgetting.md.
 HEADLINES = (f"forgetting.local.last_{LAST}", f"forgetting.round.last_{LAST}")
 NAMES = ("peak", "round", "continual", "local", "aggregation")
-DOMAIN = "domain."  # begins the key of the accuracy on a domain's test images
-OF_CLIENTS = ("local", "aggregation")  # of runs that measured confusion matrices
+# Begins the key of the accuracy on a domain's test images.
+DOMAIN = "domain."
+# Of runs that measured confusion matrices.
+OF_CLIENTS = ("local", "aggregation")
 KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))
+# Of what is unlikely to be chance.
 MARKS = {
     "text": "{}*",
     "csv": "{}*",
     "md": "**{}**",
     "latex": r"\textbf{{{}}}",
-}  # of what is unlikely to be chance
-IN_NAMES = re.compile(r"\\(?!\|)|[*`<\[~]")  # what Markdown does not take for letters
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begin what a spreadsheet computes
+}
+# What Markdown does not take for letters.
+IN_NAMES = re.compile(r"\\(?!\|)|[*`<\[~]")
+# Begin what a spreadsheet computes.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
     | {
@@ -37,11 +46,12 @@ class Sheet(NamedTuple):
     """A table in words and in numbers."""
 
     head: list[str]
-    lines: list[list[str]]  # a cell for each column of `head`
-    notes: list[str]  # to be read with the table
-    records: list[
-        dict[str, Any]
-    ]  # the same as plain numbers, for other programs; None where there is none
+    # A cell for each column of `head`.
+    lines: list[list[str]]
+    # To be read with the table.
+    notes: list[str]
+    # The same as plain numbers, for other programs; None where there is none.
+    records: list[dict[str, Any]]
 
 
 def markdown(sheet: Sheet) -> str:
@@ -55,7 +65,9 @@ def markdown(sheet: Sheet) -> str:
 
 
 def _in_markdown(cell: str, column: str) -> str:
-    """A cell on one line, with what ends a cell escaped; in a name, also what would be a mark, a link or a tag."""
+    """A cell on one line, with what ends a cell escaped; in a name, also what would be a mark, a
+    link or a tag.
+    """
     cell = one_line(cell).replace("|", "\\|")
     return IN_NAMES.sub(r"\\\g<0>", cell) if column in ("run", "from") else cell
 
@@ -72,16 +84,17 @@ def one_line(text: str) -> str:
 def latex(sheet: Sheet) -> str:
     """A table in LaTeX, for the package booktabs, and its notes as comments below it."""
     rows = [" & ".join(map(_tex, line, sheet.head)) + r" \\" for line in (sheet.head, *sheet.lines)]
-    rows = [
-        f"{{}}{row}" if row[0] in "[*" else row for row in rows
-    ]  # or the end of the line above would take it
+    # Or the end of the line above would take it.
+    rows = [f"{{}}{row}" if row[0] in "[*" else row for row in rows]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}"
     table = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*table, *(f"% {one_line(note)}" for note in sheet.notes)])
 
 
 def _tex(cell: str, column: str) -> str:
-    """A cell with LaTeX's special characters escaped, but for the mark around a number; names have none."""
+    """A cell with LaTeX's special characters escaped, but for the mark around a number; names have
+    none.
+    """
     cell = one_line(cell)
     before, after = MARKS["latex"].format("\0").split("\0")
     if column in ("run", "from") or not cell.startswith(before):
@@ -92,7 +105,8 @@ def _tex(cell: str, column: str) -> str:
 def as_csv(sheet: Sheet) -> str:
     """Comma-separated values: plain numbers, each in a column of its own, without the notes.
 
-    A name that a spreadsheet would compute as a formula begins with an apostrophe, which spreadsheets do not show.
+    A name that a spreadsheet would compute as a formula begins with an apostrophe, which
+    spreadsheets do not show.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -107,7 +121,8 @@ def _no_formula(value: Any) -> Any:
 
 
 def in_words(key: str, of: str = f"mean of last {LAST}") -> str:
-    """A column of forgetting or of a domain; `of` says which rounds a mean is of, as `mean_of` does.
+    """A column of forgetting or of a domain; `of` says which rounds a mean is of, as `mean_of`
+    does.
 
     >>> in_words("forgetting.round"), in_words("forgetting.round.last_10"), in_words("domain.dslr")
     ('round forgetting (%)', 'round forgetting, mean of last 10 (%)', 'accuracy on dslr (%)')

@@ -1,4 +1,6 @@
-"""The numbers of measured clients (`measure = ["local", "drift"]`), in which a client counts once per round."""
+"""The numbers of measured clients (`measure = ["local", "drift"]`), in which a client counts once
+per round.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +15,8 @@ from rayfed.report.read import Group, Run, of_clients
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
-IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
+# Of the client's model on test examples that are distributed as the client's.
+IN_LOCAL = "local.after.in_local"
 DISTANCES = {
     "drift.distribution_distance": "distribution distance (L1)",
     "drift.divergence": "weight divergence (L2)",
@@ -25,17 +28,22 @@ class Spread(NamedTuple):
 
     rounds: np.ndarray
     mean: np.ndarray
-    deviation: np.ndarray  # of the population
+    # Of the population.
+    deviation: np.ndarray
 
     def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
-        """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
+        """A standard deviation below and above the mean, within what the values can be, 0 to
+        `most`.
+        """
         return np.maximum(self.mean - self.deviation, 0), np.minimum(
             self.mean + self.deviation, most
         )
 
 
 def forgetting_of(run: Run) -> dict[str, float]:
-    """A run's values of `forms.KEYS`, in percent: of the last round with a value, and the mean of the last."""
+    """A run's values of `forms.KEYS`, in percent: of the last round with a value, and the mean of
+    the last.
+    """
     values = {}
     for name, (_, of_rounds) in run.forgetting.items():
         values[f"forgetting.{name}"] = 100 * float(of_rounds[-1])
@@ -57,7 +65,9 @@ def rounds_of_means(run: Run) -> dict[str, int]:
 
 
 def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
-    """Mean and standard deviation over the clients of each round; a client without the number does not count."""
+    """Mean and standard deviation over the clients of each round; a client without the number does
+    not count.
+    """
     rounds, index = np.unique(columns["round"], return_inverse=True)
     known = np.isfinite(columns[name])
     index, values = index[known], factor * columns[name][known]
@@ -70,7 +80,10 @@ def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
 
 
 def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
-    """The notes of the clients of all runs, `round` and each name: (M,). Raises `InputError` where a run has none."""
+    """The notes of the clients of all runs, `round` and each name: (M,).
+
+    Raises `InputError` where a run has none.
+    """
     of_runs = [of_clients(run.folder, *names) for run in runs]
     for run, columns in zip(runs, of_runs, strict=True):
         if not len(columns["round"]):
@@ -79,7 +92,8 @@ def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
 
 
 def personalised(run: Run, last: int, when: str = "after") -> float:
-    """The mean accuracy in percent of the clients' models, after or before their training, on examples as their own.
+    """The mean accuracy in percent of the clients' models, after or before their training, on
+    examples as their own.
 
     Over the clients of a round, each once, and over the last measured rounds.
     """
@@ -88,15 +102,18 @@ def personalised(run: Run, last: int, when: str = "after") -> float:
 
 
 def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
-    """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet have none."""
+    """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet
+    have none.
+    """
     if measure not in run.job["measure"]:
         return InputError(
-            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job, and run it again with "
-            "--force or, as a grid too, under another name"
+            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job, and run "
+            "it again with --force or, as a grid too, under another name"
         )
     return InputError(
-        f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} rounds, "
-        f"with measure_every = {run.job['measure_every']}; resume it with more rounds, or a smaller measure_every"
+        f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} "
+        f"rounds, with measure_every = {run.job['measure_every']}; resume it with more rounds, or "
+        "a smaller measure_every"
     )
 
 
@@ -106,8 +123,8 @@ def drifts(group: Group) -> Columns:
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
     if not known.any():
         raise InputError(
-            f"'{group.runs[0].folder}': no measured round has a distribution distance: the global model is right on "
-            "none of the examples; measure more with a larger measure_images"
+            f"'{group.runs[0].folder}': no measured round has a distribution distance: the global "
+            "model is right on none of the examples; measure more with a larger measure_images"
         )
     return {key: column[known] for key, column in columns.items()}
 

@@ -1,7 +1,8 @@
-"""The page of a run, and the page that compares several runs: a single file of HTML each, from `templates/`.
+"""The page of a run, and the page that compares several runs: a single file of HTML each, from
+`templates/`.
 
-Its figures are drawn in the browser, by `templates/page.js` with the libraries in `vendor/`, which a page holds
-compressed. Without scripts there are the tables, which every figure has.
+Its figures are drawn in the browser, by `templates/page.js` with the libraries in `vendor/`, which
+a page holds compressed. Without scripts there are the tables, which every figure has.
 """
 
 import base64
@@ -30,18 +31,20 @@ from rayfed.report.runs import legible, read_runs
 from rayfed.report.words import html_bar, listed, percent
 
 FORGETTING = (
-    "The accuracy lost since each class's best earlier round (peak; below 0, this round is the best yet), on average. "
-    "A run by itself also has what was lost since the evaluated round before (round), the peak of the classes that no "
-    "client of the round holds (continual), and, where confusion was measured, what was lost on the way to the models "
-    "of the clients (local) and from them to the next model (aggregation)."
+    "The accuracy lost since each class's best earlier round (peak; below 0, this round is the "
+    "best yet), on average. A run by itself also has what was lost since the evaluated round "
+    "before (round), the peak of the classes that no client of the round holds (continual), and, "
+    "where confusion was measured, what was lost on the way to the models of the clients (local) "
+    "and from them to the next model (aggregation)."
 )
 NOT_ALL = (
-    " Only some rounds were evaluated, each with a point; the lines between points show no measurement. "
-    "Forgetting looks back at multiples of train.eval_every only."
+    " Only some rounds were evaluated, each with a point; the lines between points show no "
+    "measurement. Forgetting looks back at multiples of train.eval_every only."
 )
 HERE = files("rayfed.report")
 LIBRARIES = ("d3-7.9.0.min.js", "plot-0.6.17.umd.min.js")
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"  # nothing else runs or loads
+# Nothing else runs or loads.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
 TEMPLATES = Environment(
     loader=PackageLoader("rayfed.report"), trim_blocks=True, lstrip_blocks=True, **STRICT
@@ -64,7 +67,9 @@ TEMPLATES.filters["of_model"] = _of_model
 
 
 def _of_partition(partition: dict[str, Any]) -> dict[str, Any]:
-    """A partition's table without the keys that have their defaults, except those that everybody asks for."""
+    """A partition's table without the keys that have their defaults, except those that everybody
+    asks for.
+    """
     # The runs of a row may have several rules: then their names are a list.
     name = partition.get("name")
     rule = PARTITIONS.get(name) if isinstance(name, str) else None
@@ -80,7 +85,10 @@ TEMPLATES.filters["of_partition"] = _of_partition
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
-    """Make a run's page from its folder alone: `report.html` in it, or `path`. Raises `InputError`."""
+    """Make a run's page from its folder alone: `report.html` in it, or `path`.
+
+    Raises `InputError`.
+    """
     with legible(folder):
         page = run_page(read_run(folder))
     path = path or folder / "report.html"
@@ -89,7 +97,10 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
-    """Make the page of several runs. The others are compared with FedAvg, or else the first. Raises `InputError`."""
+    """Make the page of several runs.
+
+    The others are compared with FedAvg, or else the first. Raises `InputError`.
+    """
     runs = read_runs(folders)
     with legible(*folders):
         page = comparison_page(runs)
@@ -161,7 +172,9 @@ def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]],
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """The curves of all runs in the same figures, and a table that is their legend; a group's runs as one."""
+    """The curves of all runs in the same figures, and a table that is their legend; a group's runs
+    as one.
+    """
     groups = grouped(runs)
     names = shorten(groups)
     key = answers.shared([run for group in groups for run in group.counted])
@@ -232,7 +245,9 @@ def card(folder: Path) -> str:
 
 
 def rendered(template: str, drawn: dict[str, list[Chart]], **values: Any) -> str:
-    """A page from its template, with the data of its figures, and a policy under which only its own scripts run."""
+    """A page from its template, with the data of its figures, and a policy under which only its own
+    scripts run.
+    """
     script = HERE.joinpath("templates", "page.js").read_text("utf-8")
     hashes = (hashlib.sha256(of.encode()).digest() for of in (libraries(), script))
     policy = POLICY.format(
@@ -275,14 +290,17 @@ def _partition(run: Run) -> str:
     sizes = np.bincount(run.partition["client"], counts, run.num_clients)
     kinds = np.bincount(run.partition["client"], minlength=run.num_clients)
     return (
-        f"{run.num_clients:,} clients hold {counts.sum():,} examples: {sizes.min():,.0f} to {sizes.max():,.0f} each, "
-        f"of {kinds.min()} to {kinds.max()} of the {len(run.classes)} classes. Means over clients of the distance of a "
-        f"client's labels from all labels: {in_words(run.unevenness)}."
+        f"{run.num_clients:,} clients hold {counts.sum():,} examples: {sizes.min():,.0f} to "
+        f"{sizes.max():,.0f} each, of {kinds.min()} to {kinds.max()} of the {len(run.classes)} "
+        "classes. Means over clients of the distance of a client's labels from all labels: "
+        f"{in_words(run.unevenness)}."
     )
 
 
 def _clients(run: Run) -> dict[str, Any]:
-    """A sentence about the clients that took part, and a table of the slowest; nothing where no client has trained."""
+    """A sentence about the clients that took part, and a table of the slowest; nothing where no
+    client has trained.
+    """
     if not len(run.clients["client"]):
         return {}
     ids, index, sampled = np.unique(run.clients["client"], return_inverse=True, return_counts=True)
@@ -295,7 +313,10 @@ def _clients(run: Run) -> dict[str, Any]:
         for i in slowest
     ]
     return {
-        "text": f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} rounds on average.",
+        "text": (
+            f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} "
+            "rounds on average."
+        ),
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",
         "rows": rows,
     }

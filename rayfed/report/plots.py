@@ -1,4 +1,7 @@
-"""What the page draws: of one run or of groups of runs, as the figures of `charts`. Shapes: `T` rounds, `C` classes."""
+"""What the page draws: of one run or of groups of runs, as the figures of `charts`.
+
+Shapes: `T` rounds, `C` classes.
+"""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -14,9 +17,9 @@ from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, notes_of, ove
 from rayfed.report.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 
 DRIFT = (
-    "Each point is a client in a round, the paler the earlier. Weight divergence: how far its training moved the "
-    "parameters. Distribution distance: of the global model's class accuracies, scaled to sum to 1, from the client's "
-    "labels."
+    "Each point is a client in a round, the paler the earlier. Weight divergence: how far its "
+    "training moved the parameters. Distribution distance: of the global model's class accuracies, "
+    "scaled to sum to 1, from the client's labels."
 )
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -24,7 +27,8 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 def global_model(groups: Sequence[Group]) -> list[Chart]:
     """Accuracy on the test examples beside that of a guess, forgetting and loss, by round.
 
-    A group by itself has the forgetting of its first run, by each definition that this has numbers for.
+    A group by itself has the forgetting of its first run, by each definition that this has numbers
+    for.
     """
     runs = [run for group in groups for run in group.runs]
     chance = {run.summary.get("guess", 1 / len(run.classes)) for run in runs if run.classes}
@@ -53,15 +57,16 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
 def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int = 0) -> list[Line]:
     """A column by round, from the round `first` on: a line for each group.
 
-    Of several runs, the mean, in a band from the lowest to the highest run. A round has a point where all runs of the
-    group were evaluated.
+    Of several runs, the mean, in a band from the lowest to the highest run. A round has a point
+    where all runs of the group were evaluated.
     """
 
     def points(run: Run) -> Series:
         known = run.evaluated
         if column == "train_loss":
             known = np.ones_like(run.evaluated)
-        if column == "forgetting":  # nothing can be forgotten before the second evaluated round
+        # Nothing can be forgotten before the second evaluated round.
+        if column == "forgetting":
             known = np.isfinite(run.rounds[column])
         rounds = first + np.flatnonzero(known[first:])
         return rounds, finite(run.rounds[column][rounds]) * factor
@@ -167,7 +172,8 @@ def local_models(run: Run) -> list[Chart]:
     figures: list[Chart] = []
     if any(name.startswith("local.") for name in run.notes):
         for key, words in {"accuracy": "all classes", **WHERE}.items():
-            with suppress(InputError):  # it says what is missing
+            # It says what is missing.
+            with suppress(InputError):
                 figures.append(before_and_after(run, key, f"Local models: {words}"))
     with suppress(InputError):
         figures.append(divergence(run))
@@ -175,7 +181,9 @@ def local_models(run: Run) -> list[Chart]:
 
 
 def before_and_after(run: Run, key: str, title: str) -> Chart:
-    """An accuracy of the clients' models before and after their training: means, and deviations around them."""
+    """An accuracy of the clients' models before and after their training: means, and deviations
+    around them.
+    """
     columns = notes_of([run], "local", *(f"local.{when}.{key}" for when in WHEN))
     drawn = []
     for number, (when, name) in enumerate(WHEN.items()):
@@ -185,7 +193,9 @@ def before_and_after(run: Run, key: str, title: str) -> Chart:
 
 
 def divergence(run: Run) -> Chart:
-    """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8)."""
+    """How far clients move in weights, against how far the global model is from their labels
+    (FedNTD Fig. 8).
+    """
     columns = drifts(grouped([run])[0])
     values = (columns[name] for name in DISTANCES)
     places = zip(columns["client"].tolist(), columns["round"].tolist(), *values, strict=True)
@@ -197,7 +207,9 @@ def divergence(run: Run) -> Chart:
 
 
 def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
-    """In-local and out-local accuracy of groups by round: means over clients, then over runs, in their range."""
+    """In-local and out-local accuracy of groups by round: means over clients, then over runs, in
+    their range.
+    """
     for when, model in {"before": "the global model", "after": "clients' models"}.items():
         for where, words in WHERE.items():
             drawn = []
@@ -219,7 +231,9 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
 
 
 def over_runs(name: str, number: int, of_runs: Sequence[Series]) -> Line:
-    """The mean of runs' values, in the rounds that all of them have; of several, in a band from lowest to highest."""
+    """The mean of runs' values, in the rounds that all of them have; of several, in a band from
+    lowest to highest.
+    """
     rounds = functools.reduce(np.intersect1d, [there for there, _ in of_runs])
     values = np.stack([values[np.isin(there, rounds)] for there, values in of_runs])
     ends = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else (None, None)

@@ -1,7 +1,7 @@
 """A run, read back from its folder to be shown.
 
-A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `E` of them evaluated, beside
-round 0; `C` classes, `N` clients.
+A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `E` of them
+evaluated, beside round 0; `C` classes, `N` clients.
 """
 
 import re
@@ -29,7 +29,8 @@ from rayfed.job import read_toml
 from rayfed.report.forgetting import Series, by_round, client_accuracies
 
 MOST_ACROSS = (
-    400  # columns of a picture of a partition; if there are more clients, several share one
+    # Columns of a picture of a partition; if there are more clients, several share one.
+    400
 )
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
@@ -40,22 +41,30 @@ class Run:
 
     folder: Path
     job: dict[str, Any]
-    job_text: str  # job.toml as it stands
+    # job.toml as it stands.
+    job_text: str
     status: str
-    error: str  # or why it ended early
+    # Or why it ended early.
+    error: str
     environment: dict[str, Any]
-    summary: dict[str, Any]  # of the rounds that are there
-    rounds: Columns  # a value per round, round 0 first: (T + 1,); nan where it was not evaluated
+    # Of the rounds that are there.
+    summary: dict[str, Any]
+    # A value per round, round 0 first: (T + 1,); nan where it was not evaluated.
+    rounds: Columns
     evaluated: np.ndarray  # (T + 1,) whether a round was evaluated
-    clients: Columns  # a value per client of each round
+    # A value per client of each round.
+    clients: Columns
     classes: tuple[str, ...]
     class_rounds: np.ndarray  # (E + 1,) the rounds of `class_accuracy`
     class_accuracy: np.ndarray  # (E + 1, C)
     class_seen: np.ndarray  # (E + 1, C) the examples that the round's clients hold
-    partition: Columns  # a value per client and class that the client holds; `class` is an index
-    client_names: dict[int, str]  # of natural clients
+    # A value per client and class that the client holds; `class` is an index.
+    partition: Columns
+    # Of natural clients.
+    client_names: dict[int, str]
     num_clients: int
-    label: str = ""  # what tables and figures call it; if empty, by its name
+    # What tables and figures call it; if empty, by its name.
+    label: str = ""
 
     @cached_property
     def notes(self) -> dict[str, Series]:
@@ -64,7 +73,9 @@ class Run:
 
     @cached_property
     def round_notes(self) -> dict[str, Series]:
-        """By name of a note of rounds, such as `domain.NAME`: the rounds that have it, and its values."""
+        """By name of a note of rounds, such as `domain.NAME`: the rounds that have it, and its
+        values.
+        """
         found: dict[str, list[tuple[int, float]]] = {}
         for row in read_table(self.folder, "rounds").to_pylist():
             for name, value in row["notes"]:
@@ -107,12 +118,16 @@ class Group(NamedTuple):
     """Runs of one name, but for the `seed-N` at its end."""
 
     name: str
-    runs: list[Run]  # those with the most rounds, so that their numbers have a mean
-    behind: list[Run]  # the others
+    # Those with the most rounds, so that their numbers have a mean.
+    runs: list[Run]
+    # The others.
+    behind: list[Run]
 
     @property
     def counted(self) -> list[Run]:
-        """The runs that have played all that their jobs ask for: also those that ended early, in however few rounds."""
+        """The runs that have played all that their jobs ask for: also those that ended early, in
+        however few rounds.
+        """
         return [*self.runs, *(run for run in self.behind if run.summary.get("ended_early"))]
 
     @property
@@ -122,17 +137,25 @@ class Group(NamedTuple):
 
 
 class ClassLoss(NamedTuple):
-    """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`forgetting.peak`)."""
+    """How much of a class was forgotten.
+
+    The mean of `lost` is the run's forgetting (`forgetting.peak`).
+    """
 
     name: str
-    peak: float  # its best accuracy in the rounds before that count (`engine.py`)
+    # Its best accuracy in the rounds before that count (`engine.py`).
+    peak: float
     peak_round: int
-    last: float  # in the last evaluated round
+    # In the last evaluated round.
+    last: float
     lost: float
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs whose folders and names differ only in the seed at their end, together. Other runs stand alone."""
+    """Runs whose folders and names differ only in the seed at their end, together.
+
+    Other runs stand alone.
+    """
     found: dict[tuple[object, str], list[Run]] = {}
     for number, run in enumerate(runs):
         name = SEED.sub("", run.name) or run.name
@@ -182,7 +205,8 @@ def read_run(folder: Path) -> Run:
     )
     by_class = classes_of(folder)
     dealt = read_table(folder, "partition")
-    held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
+    # In Arrow, as a million names in Python would take 60 MB
+    held = dealt.column("class")
     names = tuple(dict.fromkeys([*by_class.names, *pc.unique(held).to_pylist()]))
     codes = pc.index_in(held, pa.array(names, pa.string()))
     columns = {"client": dealt.column("client"), "class": codes, "count": dealt.column("count")}
@@ -209,7 +233,8 @@ def read_run(folder: Path) -> Run:
         class_seen=by_class.seen,
         partition=partition,
         client_names=client_names,
-        # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
+        # The last clients may hold nothing, and a partition by a column of the data has no number
+        # in the job.
         num_clients=max(
             job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1
         ),
@@ -225,7 +250,8 @@ def _of_guess(summary: Mapping[str, Any]) -> dict[str, Any]:
 class Classes(NamedTuple):
     """What `classes.parquet` holds, round 0 first."""
 
-    names: tuple[str, ...]  # C of them
+    # C of them.
+    names: tuple[str, ...]
     rounds: np.ndarray  # (E + 1,)
     accuracy: np.ndarray  # (E + 1, C)
     seen: np.ndarray  # (E + 1, C) the examples that the round's clients hold
@@ -243,7 +269,9 @@ def classes_of(folder: Path) -> Classes:
 
 
 def forgotten(run: Run) -> list[ClassLoss]:
-    """The accuracy that each class has lost, the largest loss first; empty where no earlier round counts."""
+    """The accuracy that each class has lost, the largest loss first; empty where no earlier round
+    counts.
+    """
     before = run.class_rounds[:-1]
     counting = np.flatnonzero((before > 0) & (before % run.eval_every == 0))
     earlier, last = run.class_accuracy[counting], run.class_accuracy[-1:]
@@ -259,14 +287,14 @@ def forgotten(run: Run) -> list[ClassLoss]:
 
 
 def mean_notes(folder: Path) -> dict[str, Series]:
-    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their examples.
+    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by
+    their examples.
 
     A NaN, of a class without test examples, does not count.
     """
     tables = []
-    for batch in read_table(
-        folder, "clients"
-    ).to_batches():  # in Arrow: in Python a million clients would take 0.8 GB
+    # In Arrow: in Python a million clients would take 0.8 GB
+    for batch in read_table(folder, "clients").to_batches():
         notes, images = batch["notes"], batch["num_examples"].to_numpy()
         ends = notes.offsets.to_numpy()
         rows = np.repeat(np.arange(len(notes)), np.diff(ends))
@@ -290,7 +318,9 @@ def mean_notes(folder: Path) -> dict[str, Series]:
 
 
 def of_clients(folder: Path, *names: str) -> Columns:
-    """The notes of these names with round and client: a value per client of each round that has all of them."""
+    """The notes of these names with round and client: a value per client of each round that has all
+    of them.
+    """
     rows = read_table(folder, "clients")
     table = rows.select(["round", "client"])
     for name in names:
@@ -301,7 +331,9 @@ def of_clients(folder: Path, *names: str) -> Columns:
 def dealt(
     cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS
 ) -> tuple[np.ndarray, int]:
-    """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
+    """The examples of each class (C, columns) in at most `most` columns, means of so many clients,
+    and how many.
+    """
     together = -(-num_clients // most)
     columns = -(-num_clients // together)
     index = cells["class"] * columns + cells["client"] // together

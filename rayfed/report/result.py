@@ -18,9 +18,12 @@ class Result:
     >>> result.classes.filter(pc.field("round") == 2).to_pandas()  # doctest: +SKIP
     """
 
-    path: Path  # its folder
-    rounds: pa.Table  # a row per round, round 0 first
-    weights: Weights  # of the last global model, with what is frozen in it
+    # Its folder.
+    path: Path
+    # A row per round, round 0 first.
+    rounds: pa.Table
+    # Of the last global model, with what is frozen in it.
+    weights: Weights
 
     @property
     def clients(self) -> pa.Table:
@@ -34,7 +37,9 @@ class Result:
 
     @property
     def confusions(self) -> pa.Table:
-        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and predicted class."""
+        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and
+        predicted class.
+        """
         return read_table(self.path, "confusions")
 
     def __repr__(self) -> str:
@@ -45,7 +50,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the numbers, and the accuracy by round."""
-        from rayfed.report.page import card  # brings jinja2
+        # Brings jinja2.
+        from rayfed.report.page import card
 
         return card(self.path)
 

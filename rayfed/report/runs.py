@@ -52,7 +52,9 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
-    """The runs as tables and figures shall call them: with other words for steps of their names, which must exist."""
+    """The runs as tables and figures shall call them: with other words for steps of their names,
+    which must exist.
+    """
     groups = grouped(runs)
     names = [name.split("/") for name in shorten(groups)]
     steps = {step for name in names for step in name}
@@ -74,16 +76,20 @@ def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
 
 
 def read_rounds(*folders: str | Path) -> pa.Table:
-    """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and what a round has.
+    """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and
+    what a round has.
 
-    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`. Raises
-    `InputError` for what is no folder of runs.
+    `run` is what `rayfed table` calls the row of the run; the other columns are those of
+    `rounds.parquet`. Raises `InputError` for what is no folder of runs.
 
     >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
     ['run', 'seed', 'round', 'test_accuracy']
     """
     if not folders or not all(isinstance(folder, str | Path) for folder in folders):
-        how = "give folders of runs or grids as they are, not in a list: read_rounds('runs/mine', 'runs/grid')"
+        how = (
+            "give folders of runs or grids as they are, not in a list: read_rounds('runs/mine', "
+            "'runs/grid')"
+        )
         raise InputError(f"read_rounds({', '.join(map(told, folders))}): {how}")
     groups = grouped(read_runs(map(Path, folders)))
     tables = []

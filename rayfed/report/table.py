@@ -1,7 +1,8 @@
-"""Runs as a table, as papers print it: means over seeds, and paired differences from FedAvg or else the first run.
+"""Runs as a table, as papers print it: means over seeds, and paired differences from FedAvg or else
+the first run.
 
-Accuracies are in percent. Two runs are a pair if they have the same data, partition, seed and number of rounds, so that
-only the method, or whatever else their jobs say, differs between them.
+Accuracies are in percent. Two runs are a pair if they have the same data, partition, seed and
+number of rounds, so that only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
@@ -36,19 +37,22 @@ from rayfed.report.measured import (
 from rayfed.report.read import Group, Run, grouped, shorten
 from rayfed.report.words import Stat, interval, spread, stat_text
 
+# What the two runs of a pair have in common.
 PAIR = (
     "data",
     "partition",
     "seed",
     "number of rounds",
-)  # what the two runs of a pair have in common
+)
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
-    "last_10": f"mean of last {LAST} (%)",  # or of all, if they are fewer: `_heads`
+    # Or of all, if they are fewer: `_heads`.
+    "last_10": f"mean of last {LAST} (%)",
     "forgetting": "forgetting (%)",
     **{key: in_words(key) for key in HEADLINES},
-    "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
+    # Of runs that measured `local`.
+    "personalised": f"personalised, mean of last {LAST} (%)",
 }
 
 REFERENCE = "fedavg"
@@ -56,7 +60,9 @@ REFERENCE = "fedavg"
 
 @dataclass(frozen=True)
 class Difference:
-    """From the reference, in points of accuracy: the mean over pairs, and its 95 % interval from 2 pairs on."""
+    """From the reference, in points of accuracy: the mean over pairs, and its 95 % interval from 2
+    pairs on.
+    """
 
     reference: str
     pairs: int
@@ -75,26 +81,34 @@ class Row:
 
     name: str
     runs: Sequence[Run]
-    behind: Sequence[Run]  # with fewer rounds, so that they do not count
-    figures: dict[str, Stat]  # by the keys of `figures` that all runs have
-    pairs: Sequence[tuple[Run, Run]]  # of the reference's runs and these; empty for a reference
-    difference: Difference | None  # None for a reference
-    unlike: str  # of a reference that is not the first row: in what it differs, so that they are not compared
+    # With fewer rounds, so that they do not count.
+    behind: Sequence[Run]
+    # By the keys of `figures` that all runs have.
+    figures: dict[str, Stat]
+    # Of the reference's runs and these; empty for a reference.
+    pairs: Sequence[tuple[Run, Run]]
+    # None for a reference.
+    difference: Difference | None
+    # Of a reference that is not the first row: in what it differs, so that they are not compared.
+    unlike: str
 
 
 def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
-    """A row for each group, in the order of the runs; the difference `of` one of its `figures` is from a reference.
+    """A row for each group, in the order of the runs; the difference `of` one of its `figures` is
+    from a reference.
 
-    That is the group `first`, by its name or the end of its name, if it has the pairs of a row; else the first group
-    that has them. If `first` is not given, it is fedavg, where that is there: so the end of a grid, the table and the
-    page have one reference. Runs without an evaluated round are left
-    out. Raises `InputError` if no other is there, for a `first` that no group has, for a run without the accuracy `of`,
-    and for two runs in a group that are a pair: they would count as two seeds.
+    That is the group `first`, by its name or the end of its name, if it has the pairs of a row;
+    else the first group that has them. If `first` is not given, it is fedavg, where that is there:
+    so the end of a grid, the table and the page have one reference. Runs without an evaluated round
+    are left out. Raises `InputError` if no other is there, for a `first` that no group has, for a
+    run without the accuracy `of`, and for two runs in a group that are a pair: they would count as
+    two seeds.
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
         raise InputError(
-            f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table"
+            f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a "
+            "table"
         )
     made: list[Row] = []
     for name, group in _references_first(groups, first):
@@ -131,7 +145,8 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
 def _references_first(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
     """The groups with their names; those that others are compared with come before them."""
     named = list(zip(shorten(groups), groups, strict=True))
-    of = {name: (f"/{name}", f"/{group.name}") for name, group in named}  # a name may be a label
+    # A name may be a label.
+    of = {name: (f"/{name}", f"/{group.name}") for name, group in named}
     at_first = {
         name
         for name, both in of.items()
@@ -143,7 +158,9 @@ def _references_first(groups: Sequence[Group], first: str) -> list[tuple[str, Gr
 
 
 def figures(run: Run) -> dict[str, float]:
-    """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, and by domain, as far as it has them."""
+    """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, and by domain, as far as
+    it has them.
+    """
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last}
@@ -174,8 +191,9 @@ def lacking(run: Run, of: str) -> InputError:
         return unmeasured(run, "confusion", "confusion matrices of clients")
     if of.split(".")[1] == "continual" and len(run.class_rounds) > 2:
         return InputError(
-            f"'{run.folder}' has no round after its first in which a class is held by none of the round's clients, so "
-            "there is no forgetting.continual; forgetting.round sees every class in every round"
+            f"'{run.folder}' has no round after its first in which a class is held by none of the "
+            "round's clients, so there is no forgetting.continual; forgetting.round sees every "
+            "class in every round"
         )
     return InputError(
         f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten"
@@ -183,7 +201,9 @@ def lacking(run: Run, of: str) -> InputError:
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
-    """The values of `PAIR`; a run that has ended early counts with the rounds that it might have played."""
+    """The values of `PAIR`; a run that has ended early counts with the rounds that it might have
+    played.
+    """
     rounds = (
         run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
     )
@@ -207,7 +227,8 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
     return f"other {', '.join(other) or 'pairs of partition and seed'}"
 
 
-# As text --------------------------------------------------------------------------------------------------------------
+# As text
+# --------------------------------------------------------------------------------------------------------------
 
 
 def sheet(
@@ -221,9 +242,10 @@ def sheet(
 ) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
-    With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
-    In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these. With
-    the key of a column in `sort`, the best comes first; where none is the best, the smallest.
+    With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner
+    than the reference. In "md" and "latex", the best among rows that are compared is bold. With
+    `columns`, the lines have only these. With the key of a column in `sort`, the best comes first;
+    where none is the best, the smallest.
     """
     made = rows(runs, of, first)
     keys = dict.fromkeys(key for row in made for key in row.figures)
@@ -269,7 +291,8 @@ def sheet(
         if row.difference and len(row.pairs) < len(row.runs):
             reference = row.difference.reference
             notes.append(
-                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {reference}"
+                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in "
+                f"{reference}"
             )
     if form == "csv":
         notes += [
@@ -308,7 +331,9 @@ def _heads(made: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
 
 
 def _sorted(made: Sequence[Row], key: str, of: str, target: float | None) -> list[Row]:
-    """The rows by a column: the best first, rows without the number last, equal ones in the order that they had."""
+    """The rows by a column: the best first, rows without the number last, equal ones in the order
+    that they had.
+    """
     numbers = [_sortable(row, key, of, target) for row in made]
     known = [pair for pair in zip(numbers, made, strict=True) if pair[0] is not None]
     without = [row for number, row in zip(numbers, made, strict=True) if number is None]
@@ -316,7 +341,9 @@ def _sorted(made: Sequence[Row], key: str, of: str, target: float | None) -> lis
 
 
 def _sortable(row: Row, key: str, of: str, target: float | None) -> Any:
-    """What a row is sorted by, the smallest first: of numbers that are better if they are higher, the negative."""
+    """What a row is sorted by, the smallest first: of numbers that are better if they are higher,
+    the negative.
+    """
     if key == "run":
         return row.name
     if key == "from":
@@ -334,7 +361,8 @@ def _sortable(row: Row, key: str, of: str, target: float | None) -> Any:
         if key == "speed_up":
             return -spread(faster)[0] if faster else None
         there = [number for number in reached if number is not None]
-        # Runs that do not reach the target come after those that do, however early the others of the row are there.
+        # Runs that do not reach the target come after those that do, however early the others of
+        # the row are there.
         return (len(reached) - len(there), spread(there)[0]) if there else None
     if key not in row.figures:
         return None
@@ -363,7 +391,8 @@ def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
 
 
 def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
-    """A number of a row; in a paper's form bold if it is the best of the rows that are compared with it.
+    """A number of a row; in a paper's form bold if it is the best of the rows that are compared
+    with it.
 
     Equal numbers, as printed, are all the best. A mean over seeds is bold only where it stands out.
     """
@@ -414,7 +443,8 @@ def remarks(row: Row) -> list[str]:
     """What the numbers of a row do not say."""
     jobs = [copy.deepcopy(protocol(run.job)) for run in row.runs]
     for job in jobs:
-        job["train"].pop("num_rounds")  # the runs of a row have played equally many, or ended early
+        # The runs of a row have played equally many, or ended early.
+        job["train"].pop("num_rounds")
         job["data"]["partition"].pop("seed", None)
     mixed = [
         text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")
@@ -449,12 +479,16 @@ def rounds_text(row: Row) -> str:
 
 
 def accuracies(run: Run) -> np.ndarray:
-    """The accuracies (T,) after rounds 1 to T; nan, which reaches no target, where there was no evaluation."""
+    """The accuracies (T,) after rounds 1 to T; nan, which reaches no target, where there was no
+    evaluation.
+    """
     return run.rounds["test_accuracy"][1:]
 
 
 def _to_target(row: Row, target: float) -> tuple[list[int | None], list[float]]:
-    """The first evaluated round with this accuracy for each run, and each pair's speed-up, unless one has none."""
+    """The first evaluated round with this accuracy for each run, and each pair's speed-up, unless
+    one has none.
+    """
     reached = [metrics.rounds_to_target(accuracies(run), target) for run in row.runs]
     speed_ups = [
         metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs

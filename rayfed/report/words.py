@@ -7,11 +7,12 @@ from statistics import fmean, mean, stdev
 import numpy as np
 from markupsafe import Markup
 
-Stat = tuple[
-    float, float | None
-]  # a mean, and the sample standard deviation if there are several values
-MOST = 6  # words of a list
-T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
+# A mean, and the sample standard deviation if there are several values.
+Stat = tuple[float, float | None]
+# Words of a list.
+MOST = 6
+# 97.5 % points of Student's t with 1, 2, ... degrees of freedom.
+T = (
     *(
         12.706,
         4.303,
@@ -60,8 +61,9 @@ def spread(values: Sequence[float]) -> Stat:
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """A 95 % interval of the mean by Student's t; None for a single value.
 
-    Not by the bootstrap, which is too narrow for a few values: where nothing differs, its interval leaves 0 out in 27 %
-    of cases with three normal values, and in 15 % with six. This one does so in 5 %.
+    Not by the bootstrap, which is too narrow for a few values: where nothing differs, its interval
+    leaves 0 out in 27 % of cases with three normal values, and in 15 % with six. This one does so
+    in 5 %.
 
     >>> interval([1.0, 2.0, 3.0]), interval([1.0])
     ((-0.4843..., 4.4843...), None)
@@ -122,6 +124,11 @@ def in_sentence(name: str) -> str:
 
 
 def html_bar(share: float) -> Markup:
-    """A share in percent beside a bar over this part of the width; no bar for an unknown or negative share."""
-    bar = f'<div><div class="bar" style="width: {100 * max(np.nan_to_num(share), 0):.1f}%"></div></div>'
+    """A share in percent beside a bar over this part of the width; no bar for an unknown or
+    negative share.
+    """
+    bar = (
+        '<div><div class="bar" style="width: '
+        f'{100 * max(np.nan_to_num(share), 0):.1f}%"></div></div>'
+    )
     return Markup(f'<div class="lost">{bar}<span>{percent(share)}</span></div>')

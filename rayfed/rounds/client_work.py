@@ -1,6 +1,7 @@
 """A client's work: survey, train, evaluate. The only local training loop of the package.
 
-It is all a function of the run's site, the round's broadcast and the client: any process may do it, and do it again.
+It is all a function of the run's site, the round's broadcast and the client: any process may do it,
+and do it again.
 """
 
 from __future__ import annotations
@@ -51,16 +52,24 @@ from rayfed.tensors.wire import Packed, pack, unpack
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """The server's message for one round, the same to every client. Its three trees change at different times."""
+    """The server's message for one round, the same to every client.
+
+    Its three trees change at different times.
+    """
 
     round: int
     weights: Weights
-    states: dict[str, Tree]  # slot -> server state, of the parts that survey
-    payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
-    since: dict[str, int]  # slot -> first round of its part
+    # Slot -> server state, of the parts that survey.
+    states: dict[str, Tree]
+    # Slot -> payload from the part's `tell`; empty during the survey.
+    payloads: dict[str, Tree]
+    # Slot -> first round of its part.
+    since: dict[str, int]
 
     def read_memory(self, memory: Packed | None) -> dict[str, Tree]:
-        """A client's memory by slot; empty before its first training, and without what parts before these have kept."""
+        """A client's memory by slot; empty before its first training, and without what parts before
+        these have kept.
+        """
         if memory is None:
             return {}
         tree = unpack(memory)
@@ -72,11 +81,15 @@ class Broadcast:
         }
 
     def write_memory(self, slots: dict[str, Tree]) -> Packed | None:
-        """A client's memory after this round, as `read_memory` reads it; None where no part keeps any."""
+        """A client's memory after this round, as `read_memory` reads it; None where no part keeps
+        any.
+        """
         return pack({"round": self.round, "slots": slots}) if slots else None
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
-        """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""
+        """The message with its three trees replaced: packed for the wire, unpacked, or moved to a
+        device.
+        """
         return replace(
             self,
             **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")},
@@ -84,7 +97,9 @@ class Broadcast:
 
 
 class Desk:
-    """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
+    """What a worker serves clients with: a round's broadcast, on the site's device, and the models
+    for it.
+    """
 
     def __init__(
         self,
@@ -96,13 +111,15 @@ class Desk:
         self.site = site
         self.broadcast = broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
-        self._model = model  # to train, for all clients
-        self._seen = (
-            {} if seen is None else seen
-        )  # round -> its global model on the sampled test images, once measured
+        # To train, for all clients.
+        self._model = model
+        # Round -> its global model on the sampled test images, once measured.
+        self._seen = {} if seen is None else seen
 
     def frozen(self, own: Weights) -> Frozen:
-        """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
+        """Frozen copies for the next client: the global model's is kept, those of one client alone
+        are dropped.
+        """
         return (
             Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
         )
@@ -119,7 +136,9 @@ class Desk:
     def measured(
         self, client: ClientView, fit: Fit, own: Weights, own_models: Models
     ) -> tuple[dict[str, float], np.ndarray | None]:
-        """What the job measures in this round at a client: notes, and the confusion (C, C) of its model."""
+        """What the job measures in this round at a client: notes, and the confusion (C, C) of its
+        model.
+        """
         names = self.site.job.measures(client.round)
         chosen = self.site.measured_clients
         if not names or (chosen and client.id not in chosen):
@@ -147,16 +166,19 @@ class Desk:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A client's reply after training. Its summands are added to its task's sum, and its memory is sent by itself."""
+    """A client's reply after training.
+
+    Its summands are added to its task's sum, and its memory is sent by itself.
+    """
 
     row: ClientRow
-    summands: dict[
-        str, Tree
-    ]  # slot -> the part's report, and what is measured of the update; {} once they are added
-    memory: Any  # slot -> the part's memory of this client; packed on the way, and a handle at the server, or None
-    confusion: (
-        np.ndarray | None
-    )  # int64 (C, C), of the client's model on the sampled test images, if it is measured
+    # Slot -> the part's report, and what is measured of the update; {} once they are added.
+    summands: dict[str, Tree]
+    # Slot -> the part's memory of this client; packed on the way, and a handle at the server, or
+    # None.
+    memory: Any
+    # int64 (C, C), of the client's model on the sampled test images, if it is measured.
+    confusion: np.ndarray | None
 
 
 def survey(desk: Desk, client: int, *, watch: bool = False) -> dict[str, Tree]:
@@ -180,9 +202,10 @@ def survey(desk: Desk, client: int, *, watch: bool = False) -> dict[str, Tree]:
 def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = False) -> Reply:
     """One client's round: local steps from the global weights on the sum of all parts' terms.
 
-    With `watch`, a part of the user's that writes to what it is given is refused.
-    `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
-    a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the next client is served.
+    With `watch`, a part of the user's that writes to what it is given is refused. `memory` is by
+    slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch
+    when a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the
+    next client is served.
     """
     started = time.perf_counter()
     site, broadcast = desk.site, desk.broadcast
@@ -235,13 +258,15 @@ def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = Fal
 
 
 def refuse_changed(site: Site, model: nn.Module, work: str) -> None:
-    """Raises `BrokenContract` where training has changed a buffer that is not averaged, as it has no mean."""
+    """Raises `BrokenContract` where training has changed a buffer that is not averaged, as it has
+    no mean.
+    """
     changed = changed_constants(model, site.model)
     if changed:
         raise BrokenContract(
-            f"{work}: training has changed the model's buffer '{changed[0]}', which holds a NaN or an infinity, or is "
-            "complex or sparse, and so has no mean over clients; if they need not send it, register it with "
-            "persistent=False"
+            f"{work}: training has changed the model's buffer '{changed[0]}', which holds a NaN or "
+            "an infinity, or is complex or sparse, and so has no mean over clients; if they need "
+            "not send it, register it with persistent=False"
         )
 
 
@@ -253,8 +278,8 @@ def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Par
                 name[5:] for name in notes.not_finite(index + 1) if name.startswith("loss.")
             )
             raise Diverged(
-                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {terms} of the method "
-                f"{describe(parts)}; try a smaller train.lr"
+                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {terms} "
+                f"of the method {describe(parts)}; try a smaller train.lr"
             )
 
 
@@ -262,21 +287,23 @@ def _isolated(
     site: Site, purpose: Purpose, round: int, client: int
 ) -> AbstractContextManager[None]:
     seed = seed_of(site.job.seed, purpose, round, client)
-    return isolated(
-        seed, site.device, flush=site.job.ray.threads == 1
-    )  # of several threads, only one would flush
+    # Of several threads, only one would flush.
+    return isolated(seed, site.device, flush=site.job.ray.threads == 1)
 
 
 def _looking(site: Site) -> AbstractContextManager[None]:
-    """As hooks are isolated in training, a model is that is only looked at; `_test_batches` seeds its draws."""
+    """As hooks are isolated in training, a model is that is only looked at; `_test_batches` seeds
+    its draws.
+    """
     return isolated(seed_of(site.job.seed, Purpose.EVALUATION), site.device)
 
 
 def _test_batches(site: Site, rows: np.ndarray, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of test images `rows`, the first of which is the image `first` of those that are looked at.
+    """Batches of test images `rows`, the first of which is the image `first` of those that are
+    looked at.
 
-    The generators are seeded before each batch, by its first image. So what a model draws does not depend on the
-    ranges of images that a worker is given, nor on what was computed before.
+    The generators are seeded before each batch, by its first image. So what a model draws does not
+    depend on the ranges of images that a worker is given, nor on what was computed before.
     """
     batches = site.federation.batches(site.federation.test, rows, site.device)
     for number, batch in enumerate(batches):
@@ -308,7 +335,9 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
 
 
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
-    """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
+    """What a model's measured layers say of the classes, on some of the sampled test images; None
+    where it fails.
+    """
     try:
         with _looking(site):
             return _see(site, model, slice(start, stop)).activations
@@ -350,12 +379,14 @@ def descend(
     parameters = shared(local_names(parts, model), parameters)
     with_terms = [part for part in parts if defines(part, "loss")]
     names = names_of_terms(with_terms)
-    # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
+    # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for
+    # images never used.
     all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
     losses, notes = [], Notes()
     for index in batches(len(rows), training, rng):
-        at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
+        # Else each step would wait for the GPU
+        at = index.to(site.device, non_blocking=True)
         known_here = partial(known, at) if known else None
         batch = Batch(
             examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes
@@ -374,9 +405,8 @@ def descend(
         for slot, term in terms.items():
             if term is not None:
                 notes.add(f"loss.{names[slot]}", term)
-    return torch.stack(
-        losses
-    ).tolist(), notes  # read once: each read of a loss would wait for the GPU
+    # Read once: each read of a loss would wait for the GPU
+    return torch.stack(losses).tolist(), notes
 
 
 def view_of(desk: Desk, client: int, own: Weights) -> ClientView:

@@ -33,13 +33,20 @@ from rayfed.tensors.wire import Packed, pack
 # The number of test images in an item. It is a constant, so the sum of losses has a fixed order.
 EVALUATION_CHUNK = 1000
 
-Piece = tuple[int, int]  # a range of test images
-Group = Sequence[Assignment]  # tasks whose sums are added before they come to the engine
-Item = Any  # what a kind of work is done for
-Result = Any  # what it returns
-Shared = Mapping[str, Tree]  # what all items of a call need, by name
-Trees = Mapping[str, Any]  # the same where the work is done: packed
-Progress = Callable[[int, int], None]  # called with how many clients have trained, of how many
+# A range of test images.
+Piece = tuple[int, int]
+# Tasks whose sums are added before they come to the engine.
+Group = Sequence[Assignment]
+# What a kind of work is done for.
+Item = Any
+# What it returns.
+Result = Any
+# What all items of a call need, by name.
+Shared = Mapping[str, Tree]
+# The same where the work is done: packed.
+Trees = Mapping[str, Any]
+# Called with how many clients have trained, of how many.
+Progress = Callable[[int, int], None]
 
 
 class Bench(Protocol):

@@ -1,9 +1,10 @@
-"""What can be measured of a run beside its loss: of a client's model, and of a round's updates together.
+"""What can be measured of a run beside its loss: of a client's model, and of a round's updates
+together.
 
-Measures of a client compare the model with which it begins (the global model, with what the client has kept of its own)
-with its model after its training, on a sample of the test images; their numbers become notes of the client's round.
-Measures of a round become notes of the round. None of them changes the training. `N` images, `C` classes, `D` features
-or neurons, `P` parameters.
+Measures of a client compare the model with which it begins (the global model, with what the client
+has kept of its own) with its model after its training, on a sample of the test images; their
+numbers become notes of the client's round. Measures of a round become notes of the round. None of
+them changes the training. `N` images, `C` classes, `D` features or neurons, `P` parameters.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from rayfed.methods.views import Run, run_on_copy
 from rayfed.tensors.trees import Scaled, Tree
 from rayfed.tensors.weights import Weights, in_evaluation, parameters_of
 
-FEATURES = ""  # in place of a layer's name: the features before the head
+# In place of a layer's name: the features before the head.
+FEATURES = ""
 UPDATES = (
-    "updates, to be measured"  # the slot of `summand`: beside those of the parts, and none of them
+    # The slot of `summand`: beside those of the parts, and none of them.
+    "updates, to be measured"
 )
 
 log = logging.getLogger(__name__)
@@ -39,8 +42,10 @@ log = logging.getLogger(__name__)
 class Activations:
     """What the neurons of some layers say of each class, summed over images; two of them add up."""
 
-    sums: dict[str, np.ndarray]  # layer -> float64 (C, D)
-    counts: np.ndarray  # int64 (C,): the images
+    # Layer -> float64 (C, D).
+    sums: dict[str, np.ndarray]
+    # int64 (C,): the images.
+    counts: np.ndarray
 
     def __add__(self, other: Activations) -> Activations:
         sums = {layer: both + other.sums[layer] for layer, both in self.sums.items()}
@@ -52,12 +57,14 @@ class Seen:
     """A model's parameters, and its outputs on the sampled test images."""
 
     parameters: Weights
-    labels: np.ndarray  # int64 (N,)
-    logits: np.ndarray  # float32 (N, C)
-    features: np.ndarray | None  # float32 (N, D); None where the model has none
-    layers: dict[
-        str, np.ndarray
-    ]  # the chosen layers' outputs, float32 (N, D); by default the features, if any
+    # int64 (N,).
+    labels: np.ndarray
+    # float32 (N, C).
+    logits: np.ndarray
+    # float32 (N, D); None where the model has none.
+    features: np.ndarray | None
+    # The chosen layers' outputs, float32 (N, D); by default the features, if any.
+    layers: dict[str, np.ndarray]
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
@@ -77,7 +84,9 @@ class Seen:
 
 
 def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
-    """The test images to measure on, sorted: `wanted` of them, or all where that is 0 or more than there are."""
+    """The test images to measure on, sorted: `wanted` of them, or all where that is 0 or more than
+    there are.
+    """
     rows = np.arange(total)
     if not 0 < wanted < total:
         return rows
@@ -112,7 +121,10 @@ def see(
 
 @contextmanager
 def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """What layers give while the context lasts, (N, D) per forward pass. A map (N, D, h, w) counts as its mean."""
+    """What layers give while the context lasts, (N, D) per forward pass.
+
+    A map (N, D, h, w) counts as its mean.
+    """
     by_layer: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep(layer: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -121,9 +133,8 @@ def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list
                 f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons"
             )
         values = output.float().flatten(2).mean(dim=2) if output.ndim > 2 else output
-        by_layer[layer].append(
-            values.to("cpu", torch.float32, copy=True)
-        )  # the next layer may write to it, as ReLU can
+        # The next layer may write to it, as ReLU can.
+        by_layer[layer].append(values.to("cpu", torch.float32, copy=True))
 
     hooks = [
         model.get_submodule(layer).register_forward_hook(functools.partial(keep, layer))
@@ -151,20 +162,21 @@ def refuse_absent(
         two = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
         try:
             see(run_on_copy, [layer], two, in_evaluation(copy.deepcopy(model)))
-        except Exception as error:  # the user's module may raise anything
+        except Exception as error:
+            # The user's module may raise anything.
             raise InputError(
                 f"measure_layers = ['{layer}']: {error}; choose another layer"
             ) from error
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
-Looks = tuple[
-    Callable[[], Seen], Callable[[], Seen]
-]  # show a model the images, as it is before and after training
+# Show a model the images, as it is before and after training.
+Looks = tuple[Callable[[], Seen], Callable[[], Seen]]
 
 
 def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Accuracy, weighted as the client's labels, and as their reverse, before and after (FedNTD 2.2, eq. 6 and 7).
+    """Accuracy, weighted as the client's labels, and as their reverse, before and after (FedNTD
+    2.2, eq. 6 and 7).
 
     `in_local` is also FedNTD's personalised accuracy (appendices H and I).
     """
@@ -178,7 +190,8 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
     """How far a client has moved: in parameters, in all and by layer, in logits and features.
 
-    And how far its labels are from what the global model knows: the distance that, for FedNTD, makes it move.
+    And how far its labels are from what the global model knows: the distance that, for FedNTD,
+    makes it move.
 
     FedNTD section 5 (Fig. 8, Table 2), FedCSD Fig. 1b.
     """
@@ -207,7 +220,8 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
 
 def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
-    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1, appendix M).
+    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1,
+    appendix M).
 
     And the share of those that are dead in one of them, which are left out.
     """
@@ -220,17 +234,19 @@ def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, floa
         yield f"dead{end}", metrics.dead(*of_both)
 
 
-MEASURES: dict[str, Measure] = {"local": local, "drift": drift}  # and confusion, which is no note
+# And confusion, which is no note.
+MEASURES: dict[str, Measure] = {"local": local, "drift": drift}
 
 
 def measured(
     names: Sequence[str], trained: Looks, own: Looks, p: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray | None]:
-    """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the model after, if asked.
+    """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the
+    model after, if asked.
 
-    `drift` is of the model whose update is sent, `trained`; the others are of the client's `own` model, which with most
-    methods is the same. `p` (C,) is the client's label distribution. A measure that fails is left out, with a warning:
-    it does not end a run.
+    `drift` is of the model whose update is sent, `trained`; the others are of the client's `own`
+    model, which with most methods is the same. `p` (C,) is the client's label distribution. A
+    measure that fails is left out, with a warning: it does not end a run.
     """
     numbers: dict[str, float] = {}
     confusion = None
@@ -249,7 +265,8 @@ def measured(
 
 
 def summand(before: Weights, after: nn.Module) -> Tree:
-    """A client's update, for `of_round`: as it is, scaled to length 1, and its squared length; parameters only.
+    """A client's update, for `of_round`: as it is, scaled to length 1, and its squared length;
+    parameters only.
 
     Where this fails, it is a summand of zeros, as summands must be alike, with a warning.
     """
@@ -277,7 +294,8 @@ def summand(before: Weights, after: nn.Module) -> Tree:
 
 
 def of_round(total: Tree, clients: int) -> dict[str, float]:
-    """How much the updates of a round's clients agree, from the total of their summands; nothing if one has failed.
+    """How much the updates of a round's clients agree, from the total of their summands; nothing if
+    one has failed.
 
     FedNTD section 2.3, eq. 8. Every client counts once, whatever its number of images.
     """
@@ -291,7 +309,8 @@ def of_round(total: Tree, clients: int) -> dict[str, float]:
 def warn_of_failure(name: str, error: Exception) -> None:
     """Log, once in a process, that a measure fails.
 
-    Raises the error where it is of a GPU's memory, after which cuDNN may go on with other bits: `hardware.advising`.
+    Raises the error where it is of a GPU's memory, after which cuDNN may go on with other bits:
+    `hardware.advising`.
     """
     if isinstance(error, torch.OutOfMemoryError):
         raise error

@@ -1,8 +1,10 @@
-"""Each client's own model after a run, as papers report it: measured at every client, without another local epoch.
+"""Each client's own model after a run, as papers report it: measured at every client, without
+another local epoch.
 
-A client's own model is the global model with the entries that stay at the client (FedPer, FedRep, FedBN), or the model
-that it keeps beside the global one (Ditto); with other methods it is the global model. A client that never trained has
-the global model. Some papers tune that model at the client before they measure it: FedBABU its head.
+A client's own model is the global model with the entries that stay at the client (FedPer, FedRep,
+FedBN), or the model that it keeps beside the global one (Ditto); with other methods it is the
+global model. A client that never trained has the global model. Some papers tune that model at the
+client before they measure it: FedBABU its head.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ TUNES: Parts = (CrossEntropy(),)
 
 @dataclass(frozen=True)
 class Tuning:
-    """Epochs of plain cross-entropy at a client, with the job's optimizer at the last round's learning rate."""
+    """Epochs of plain cross-entropy at a client, with the job's optimizer at the last round's
+    learning rate.
+    """
 
     epochs: float
-    layers: Literal["head", "all"] = "all"  # FedBABU tunes either
+    # FedBABU tunes either.
+    layers: Literal["head", "all"] = "all"
 
 
 @dataclass(frozen=True)
@@ -45,26 +50,31 @@ class OwnRow:
     """A client's own model on all test images, before and after tuning (None: not tuned)."""
 
     client: int
-    name: str | None  # of a natural client
+    # Of a natural client.
+    name: str | None
     num_examples: int
     held_out: bool
     accuracy: float
-    in_local: float  # weighted as the client's labels (FedNTD eq. 6)
+    # Weighted as the client's labels (FedNTD eq. 6).
+    in_local: float
     tuned_accuracy: float | None = None
     tuned_in_local: float | None = None
 
 
 def own_rows(site: Site, last: Round, workers: Executor, tuning: Tuning | None) -> Iterator[OwnRow]:
-    """The own models of all clients after a round, in this process; `workers` hold the clients' memories.
+    """The own models of all clients after a round, in this process; `workers` hold the clients'
+    memories.
 
-    Raises `InputError` where the head is to be tuned and the model has none, and `Diverged` where tuning diverges.
+    Raises `InputError` where the head is to be tuned and the model has none, and `Diverged` where
+    tuning diverges.
     """
     if tuning is not None:
         training = replace(site.job.train, local_epochs=tuning.epochs, local_steps=None)
         site = replace(site, job=replace(site.job, train=training))
     if tuning is not None and tuning.layers == "head" and not head_parameters(site.model):
         raise InputError(
-            "--tune head: the model has no module `head` that trains; give all (in Python layers='all')"
+            "--tune head: the model has no module `head` that trains; give all (in Python "
+            "layers='all')"
         )
     parts = parts_at(site.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}

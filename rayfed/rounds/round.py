@@ -15,8 +15,10 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held
 from rayfed.tensors.weights import Weights
 
-Memory = Any  # a handle to one client's memory: the workers make it and read it
-Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
+# A handle to one client's memory: the workers make it and read it.
+Memory = Any
+# Of hardware, with its settings: two that are equal compute the same bits.
+Kind = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,31 @@ class ClientRow:
 
     client: int
     num_examples: int
-    train_loss: float  # mean over the steps
+    # Mean over the steps.
+    train_loss: float
     seconds: float
     node: str
-    # Each part's term of the loss, and what parts noted: means over the steps that have them; and measures.
+    # Each part's term of the loss, and what parts noted: means over the steps that have them; and
+    # measures.
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A round that is averaged, and finished once it is evaluated, with all that the next round needs."""
+    """A round that is averaged, and finished once it is evaluated, with all that the next round
+    needs.
+    """
 
-    round: int  # 0 is the initial model
-    weights: Weights  # that the next round sends
-    held: dict[str, Held]  # slot -> the part in force, with its state on the server
-    memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
-    evaluation: (
-        Evaluation | None
-    )  # None in a round that is not evaluated, as are all numbers that come from it
+    # 0 is the initial model.
+    round: int
+    # That the next round sends.
+    weights: Weights
+    # Slot -> the part in force, with its state on the server.
+    held: dict[str, Held]
+    # Client -> handle, of the clients that have a memory.
+    memories: Mapping[int, Memory]
+    # None in a round that is not evaluated, as are all numbers that come from it.
+    evaluation: Evaluation | None
     peak: (
         np.ndarray
     )  # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
@@ -51,11 +60,12 @@ class Round:
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
-    notes: Mapping[str, float] = field(default_factory=dict)  # numbers of no single client
-    confusions: Mapping[int, np.ndarray] = field(
-        default_factory=dict
-    )  # client -> int64 (C, C), where measured
-    shown: Weights | None = None  # that the method evaluates in place of `weights`
+    # Numbers of no single client.
+    notes: Mapping[str, float] = field(default_factory=dict)
+    # Client -> int64 (C, C), where measured.
+    confusions: Mapping[int, np.ndarray] = field(default_factory=dict)
+    # That the method evaluates in place of `weights`.
+    shown: Weights | None = None
 
     @property
     def evaluated(self) -> Weights:
@@ -86,12 +96,13 @@ class Round:
 
     @property
     def train_loss(self) -> float | None:
-        """The clients' mean losses over their steps, weighted by images; None for the initial model."""
+        """The clients' mean losses over their steps, weighted by images; None for the initial
+        model.
+        """
         examples = sum(row.num_examples for row in self.clients)
         losses = (row.train_loss * row.num_examples for row in self.clients)
-        return (
-            reduce(add, losses, 0.0) / examples if examples else None
-        )  # from Python 3.12 on, `sum` rounds otherwise
+        # From Python 3.12 on, `sum` rounds otherwise.
+        return reduce(add, losses, 0.0) / examples if examples else None
 
     @property
     def class_accuracy(self) -> np.ndarray | None:

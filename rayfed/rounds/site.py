@@ -29,8 +29,10 @@ from rayfed.models.trial import Setting, try_model
 from rayfed.rounds import measures
 from rayfed.tensors.weights import Weights, keep_constant
 
-EXAMPLES = 8  # of the training set, on which a model is tried
-NAMED = 5  # names in a message
+# Of the training set, on which a model is tried.
+EXAMPLES = 8
+# Names in a message.
+NAMED = 5
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +41,17 @@ log = logging.getLogger(__name__)
 class Site:
     """Everything that a worker needs during a run, whichever clients it serves."""
 
-    model: nn.Module  # never trained itself: work is done with copies of it
+    # Never trained itself: work is done with copies of it.
+    model: nn.Module
     federation: Federation
     job: Job
     device: torch.device
-    trace: Trace | None = None  # of which clients are there in which round
-    node: str = ""  # where the worker is, as the results name it
-    writes_to_inputs: bool = False  # the model does, so that each pass gets a copy of its input
+    # Of which clients are there in which round.
+    trace: Trace | None = None
+    # Where the worker is, as the results name it.
+    node: str = ""
+    # The model does, so that each pass gets a copy of its input.
+    writes_to_inputs: bool = False
 
     @property
     def run(self) -> Run:
@@ -72,10 +78,12 @@ class Site:
 
 
 def open_site(job: Job, read: Read | None = None) -> Site:
-    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job.
+    """Load the data, deal it to the clients, build the model.
 
-    What the user's functions draw for the data is the same each time, whatever the job's seed: the data of all seeds
-    are the same.
+    Raises `InputError` for all that is wrong with a job.
+
+    What the user's functions draw for the data is the same each time, whatever the job's seed: the
+    data of all seeds are the same.
     """
     with isolated(seed_of(0, Purpose.OPEN), torch.device("cpu")):
         return _open_site(job, read)
@@ -98,7 +106,8 @@ def _open_site(job: Job, read: Read | None) -> Site:
         )
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
-    with threads(job.ray.threads):  # orthogonal weights have other bits with more
+    # Orthogonal weights have other bits with more.
+    with threads(job.ray.threads):
         model = build_model(
             job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL)
         )
@@ -109,7 +118,8 @@ def _open_site(job: Job, read: Read | None) -> Site:
         log.warning("%s", warning)
     if found.unused:
         log.info(
-            "model '%s': no gradient reached %s in a trial step, and so they may stay as they begin",
+            "model '%s': no gradient reached %s in a trial step, and so they may stay as they "
+            "begin",
             job.model.name,
             _listed(found.unused),
         )
@@ -141,8 +151,8 @@ def _setting(job: Job, federation: Federation) -> Setting:
     in_training = ""
     if len(clients):
         in_training = (
-            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in "
-            "its last batch"
+            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone "
+            "in its last batch"
         )
     in_evaluation = ""
     if len(federation.test) % EVALUATION_BATCH == 1:
@@ -173,7 +183,10 @@ def open_data(job: Job, read: Read | None = None) -> Federation:
     federation = open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
     labels = np.unique(federation.train.labels)
     if len(labels) == 1:
-        only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
+        only = (
+            f"data.source = '{job.data.source}': all labels are "
+            f"'{federation.train.classes[labels[0]]}'"
+        )
         raise InputError(
             f"{only}, and with a single class there is nothing to learn; give data with two or more"
         )

@@ -1,8 +1,10 @@
-"""A round's work in tasks: how a cohort is cut into them, and how the summands of its clients are added up.
+"""A round's work in tasks: how a cohort is cut into them, and how the summands of its clients are
+added up.
 
-The clients of a task are served by one worker, one after the other, which adds up their summands in that order. The
-engine adds up the tasks' sums in the order of the tasks. So neither the driver nor Ray's stores hold all updates of a
-cohort. Where a round's sums are large, workers add them in groups, and the engine adds the groups' sums.
+The clients of a task are served by one worker, one after the other, which adds up their summands in
+that order. The engine adds up the tasks' sums in the order of the tasks. So neither the driver nor
+Ray's stores hold all updates of a cohort. Where a round's sums are large, workers add them in
+groups, and the engine adds the groups' sums.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout
 from rayfed.tensors.wire import Packed, pack, unpack
 
-Task = tuple[int, ...]  # clients
-Group = Sequence[Task]  # whose sums are added before they come to the engine
+# Clients
+Task = tuple[int, ...]
+# Whose sums are added before they come to the engine.
+Group = Sequence[Task]
 
 MOST_TASKS = (
-    2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
+    # Per round, roughly: the sums of more would fill the driver's link (docs/scale.md).
+    2000
 )
-TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
-MOST_BYTES = (
-    2**32
-)  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
-GROUP = 16  # tasks, at most, in a group
+# A task has at most an eighth of the work that is left: at the end, few workers wait for the last.
+TAPER = 8
+# Of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds.
+MOST_BYTES = 2**32
+# Tasks, at most, in a group.
+GROUP = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +55,29 @@ class Assignment:
 
 @dataclass(frozen=True, eq=False)
 class TaskReply:
-    """What comes back from a task, or from several: their clients' summands, added up, and the rest of each reply."""
+    """What comes back from a task, or from several: their clients' summands, added up, and the rest
+    of each reply.
+    """
 
-    first: int | None  # of the clients, for messages; None where there are none
-    layout: Layout  # of each client's summands
-    bytes_up: int  # that the clients sent, all together
-    summands: Packed  # slot -> their sum; of a single client, as they are
-    clients: Sequence[Reply] = ()  # in their order; none after a survey
+    # Of the clients, for messages; None where there are none.
+    first: int | None
+    # Of each client's summands.
+    layout: Layout
+    # That the clients sent, all together.
+    bytes_up: int
+    # Slot -> their sum; of a single client, as they are.
+    summands: Packed
+    # In their order; none after a survey.
+    clients: Sequence[Reply] = ()
 
 
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     """Cut a cohort, with each client's images, into tasks, the longest work first.
 
-    A task has up to `train.task_images` images of training, or more where a cohort would else have more than 2,000
-    tasks; a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that
-    workers finish at about the same time. All this is a function of the job: no bit depends on the workers.
+    A task has up to `train.task_images` images of training, or more where a cohort would else have
+    more than 2,000 tasks; a client with more than that is alone. Towards the end tasks become
+    shorter, down to one client, so that workers finish at about the same time. All this is a
+    function of the job: no bit depends on the workers.
 
     >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
     [(3,), (0,), (1,), (2,), (4,)]
@@ -101,9 +115,11 @@ def task_text(task: Task, round: int, *, survey: bool) -> str:
 
 
 def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
-    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to 16 in a row.
+    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to
+    16 in a row.
 
-    A sum has twice the model's `num_bytes`, as it is in float64. A function of the job, as a task is.
+    A sum has twice the model's `num_bytes`, as it is in float64. A function of the job, as a task
+    is.
 
     >>> grouped([(3,), (0, 2), (1,)], 4 * 10**6)
     [[(3,)], [(0, 2)], [(1,)]]
@@ -118,15 +134,16 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
 
 
 def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
-    """The replies of several tasks, or groups, as that of one; each is named by its first client where it is odd."""
+    """The replies of several tasks, or groups, as that of one; each is named by its first client
+    where it is odd.
+    """
     first: int | None = None
     total, clients, bytes_up = OrderedSum(), list[Reply](), 0
     for reply in replies:
         first = reply.first if first is None else first
         with refusing(stage, reply.first, first):
-            total.add(
-                unpack(reply.summands, copy=False), reply.layout
-            )  # the next are fetched only now
+            # The next are fetched only now.
+            total.add(unpack(reply.summands, copy=False), reply.layout)
         clients += reply.clients
         bytes_up += reply.bytes_up
     summands = pack({}) if total.layout is None else total.packed()
@@ -140,8 +157,8 @@ def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None
         yield
     except Unlike as error:
         raise BrokenContract(
-            f"client {first} or {client}, {stage}: one of their summands is odd; that of client {client} is not like "
-            f"that of client {first}: {error}; nothing was averaged"
+            f"client {first} or {client}, {stage}: one of their summands is odd; that of client "
+            f"{client} is not like that of client {first}: {error}; nothing was averaged"
         ) from None
     except ValueError as error:
         # A value of a wrong kind is a mistake in the code; a NaN may come from the learning rate.

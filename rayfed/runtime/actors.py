@@ -1,4 +1,7 @@
-"""The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
+"""The actor that does the clients' work.
+
+It imports torch and this package, but not torchvision, which is slow.
+"""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -21,15 +24,16 @@ from rayfed.runtime.worker import Bench
 
 @ray.remote
 class ClientActor:
-    """Serves any client of the run, task by task. Ray's dashboard shows the names of these methods."""
+    """Serves any client of the run, task by task.
+
+    Ray's dashboard shows the names of these methods.
+    """
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # Ray's handler raises SystemExit, in a hook: the user's error
-        torch.set_num_threads(
-            threads
-        )  # Ray sets fewer; the number of threads can change the last bits
+        # Ray's handler raises SystemExit, in a hook: the user's error.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Ray sets fewer; the number of threads can change the last bits.
+        torch.set_num_threads(threads)
         self._name = name
         self._gpu_share = gpu_share
         self._opened: Bench | None = None
@@ -38,20 +42,24 @@ class ClientActor:
         return self._name
 
     def where(self) -> tuple[str, str, str, str]:
-        """Where this actor is: the node, by Ray's id and by its address; the GPU there, by its number; the process."""
+        """Where this actor is: the node, by Ray's id and by its address; the GPU there, by its
+        number; the process.
+        """
         context, gpus = ray.get_runtime_context(), ",".join(map(str, ray.get_gpu_ids()))
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
     def open(
         self, site: Sequence[ObjectRef], modules: Sequence[Source] = ()
     ) -> tuple[tuple[str, ...], str, Kind]:
-        """Open the run; gives where that was, the device, the kind of hardware. A restarted actor must do it again.
+        """Open the run; gives where that was, the device, the kind of hardware.
 
-        The user's `modules` are imported as they were when the run began: their files may have been edited since, or
-        be others on this node.
-        `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
-        queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
-        object store.
+        A restarted actor must do it again.
+
+        The user's `modules` are imported as they were when the run began: their files may have been
+        edited since, or be others on this node. `site` is the reference to the run's site, in a
+        list, so that this method waits for the data, not the actor's queue. It is no argument of
+        the constructor: Ray cannot restart an actor whose constructor has arguments in the object
+        store.
         """
         import_from(modules)
         device = device_given()
@@ -61,7 +69,8 @@ class ClientActor:
         return self.where(), str(device), self._opened.kind
 
     def do(self, work: Work, values: Sequence[Any], names: Sequence[str], *objects: Any) -> Any:
-        """Do some items of one kind of work; returns a list of small results, and then all large ones.
+        """Do some items of one kind of work; returns a list of small results, and then all large
+        ones.
 
         The shared trees are the first objects, each by itself, so that Ray fetches each once per
         node. The others belong to the items.
@@ -72,8 +81,11 @@ class ClientActor:
             return apart(work, work.run(self._worker, shared, items))
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
-        """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
-        device_given()  # refuses a GPU that torch does not see
+        """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended
+        GPU.
+        """
+        # Refuses a GPU that torch does not see.
+        device_given()
         return peak_bytes(ray.get(site[0]))
 
     @property
@@ -85,7 +97,9 @@ class ClientActor:
 
 @contextmanager
 def sendable() -> Iterator[None]:
-    """An exception that is lost on the way, as its arguments are not those of its class, is raised in words."""
+    """An exception that is lost on the way, as its arguments are not those of its class, is raised
+    in words.
+    """
     try:
         yield
     except Exception as error:

@@ -12,12 +12,15 @@ from rayfed.runtime import private
 from rayfed.runtime.jobs import Jobs, brief
 from rayfed.runtime.tokens import keep_private
 
-USUAL = "http://127.0.0.1:8265"  # where a Ray has its dashboard by default
+# Where a Ray has its dashboard by default.
+USUAL = "http://127.0.0.1:8265"
+# They name a cluster; Ray prefers them to any argument.
 VARIABLES = (
     "RAY_API_SERVER_ADDRESS",
     "RAY_ADDRESS",
-)  # they name a cluster; Ray prefers them to any argument
-ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
+)
+# Seconds in which a cluster must answer.
+ANSWER_LIMIT = 10.0
 
 
 @contextmanager
@@ -25,7 +28,8 @@ def job_server(named: str | None) -> Iterator[Jobs]:
     """The job server at an address: its URL, its `host:port`, or auto, the Ray on this machine.
 
     Without an address, the environment names it, or it is that Ray. Shows the user's token, if any.
-    Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no address either.
+    Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no
+    address either.
     """
     by = "--address" if named else next((name for name in VARIABLES if os.environ.get(name)), "")
     address = named or os.environ.get(by) or "auto"
@@ -49,26 +53,33 @@ def job_server(named: str | None) -> Iterator[Jobs]:
 
 
 def nodes_of(jobs: Jobs) -> list[dict[str, Any]]:
-    """The cluster's nodes that are alive, as its dashboard describes them; none while its head is starting."""
+    """The cluster's nodes that are alive, as its dashboard describes them; none while its head is
+    starting.
+    """
     try:
         nodes = [
             node["raylet"] for node in jobs.ask("GET", "/nodes?view=summary")["data"]["summary"]
         ]
         return [node for node in nodes if node["state"] == "ALIVE"]
-    except (ClusterLost, LookupError, TypeError):  # or it is not a Ray of this version
+    except (ClusterLost, LookupError, TypeError):
+        # Or it is not a Ray of this version.
         return []
 
 
 def are_here(jobs: Jobs, nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all these nodes are this machine, so that a path means the same there as here; False if there are none.
+    """Whether all these nodes are this machine, so that a path means the same there as here; False
+    if there are none.
 
-    Raises `InputError` where they are, and another user of this machine could change what the cluster runs.
+    Raises `InputError` where they are, and another user of this machine could change what the
+    cluster runs.
     """
-    try:  # the URL does not tell: its port may be forwarded
+    # The URL does not tell: its port may be forwarded.
+    try:
         for node in nodes:
             ip = node["nodeManagerAddress"]
             with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-                probe.bind((ip, 0))  # fails unless the address is this machine's
+                # Fails unless the address is this machine's.
+                probe.bind((ip, 0))
     except OSError:
         return False
     for node in nodes:
@@ -89,6 +100,6 @@ def _session_of(node: Mapping[str, Any]) -> str:
 def _no_ray(address: str, by: str, why: str) -> InputError:
     variable = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
-        f"no Ray answers at {address}{variable} ({why}); start a Ray here with `{private.RECIPE}`, or name "
-        f"another by its dashboard, such as --address http://HOST:8265"
+        f"no Ray answers at {address}{variable} ({why}); start a Ray here with `{private.RECIPE}`, "
+        "or name another by its dashboard, such as --address http://HOST:8265"
     )

@@ -1,4 +1,6 @@
-"""What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of the work itself."""
+"""What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of
+the work itself.
+"""
 
 import atexit
 import errno
@@ -33,18 +35,21 @@ from rayfed.base.errors import InputError, Restarted, WorkersLost, first_line
 from rayfed.base.files import PASSING
 from rayfed.runtime.internals import RAYLET
 
-# torch 2.7 has no such class, and raises a RuntimeError instead, whose text begins with "CUDA error".
-# This name can go once pyproject.toml asks for torch 2.8.
+# torch 2.7 has no such class, and raises a RuntimeError instead, whose text begins with "CUDA
+# error". This name can go once pyproject.toml asks for torch 2.8.
 ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())
-END_LIMIT = 20.0  # seconds in which Ray, or what is on it, must end
+# Seconds in which Ray, or what is on it, must end.
+END_LIMIT = 20.0
 
-# The causes that a second try can mend, and for which alone the exit code is 75. docs/failure.md has the same list.
-LOST = (  # workers, nodes, objects, connections, and room that may come back
+# The causes that a second try can mend, and for which alone the exit code is 75. docs/failure.md
+# has the same list. Workers, nodes, objects, connections, and room that may come back.
+LOST = (
     RayActorError,
     NodeDiedError,
     LocalRayletDiedError,
     WorkerCrashedError,
-    ActorUnschedulableError,  # their node is lost
+    # Their node is lost.
+    ActorUnschedulableError,
     TaskUnschedulableError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -55,10 +60,13 @@ LOST = (  # workers, nodes, objects, connections, and room that may come back
     ConnectionError,
     TimeoutError,
 )
-MAY_PASS = (  # errors of a system
+# Errors of a system.
+MAY_PASS = (
     *PASSING,
-    errno.EADDRINUSE,  # a port that was taken
-    errno.EAGAIN,  # no more processes
+    # A port that was taken.
+    errno.EADDRINUSE,
+    # No more processes.
+    errno.EAGAIN,
     errno.ENOMEM,
     errno.ENFILE,
     errno.EPIPE,
@@ -68,10 +76,12 @@ MAY_PASS = (  # errors of a system
     errno.EHOSTUNREACH,
 )
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# What Ray says of such causes where its kind of error does not: RaySystemError, RuntimeError, Exception.
+# What Ray says of such causes where its kind of error does not: RaySystemError, RuntimeError,
+# Exception.
 SAID = re.compile(
     r"(?i)timed out|broken pipe|connection (?:refused|reset|closed)|disconnected|unavailable"
-    r"|no space left|address already in use|already occupied|resource temporarily unavailable|out of memory"
+    r"|no space left|address already in use|already occupied|resource temporarily unavailable|out "
+    r"of memory"
 )
 
 
@@ -84,8 +94,8 @@ def may_pass(error: BaseException) -> bool:
         return code is not None and code() in NO_ANSWER
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in MAY_PASS
-    # In C++, Ray raises these where an object or an actor is not there any more, or the connection to its node or its
-    # store is broken.
+    # In C++, Ray raises these where an object or an actor is not there any more, or the connection
+    # to its node or its store is broken.
     if isinstance(error, ValueError | OSError) and _raised_in(error) == RAYLET:
         return True
     return bool(SAID.search(first_line(error)))
@@ -106,9 +116,11 @@ def _of_ray(error: BaseException) -> bool:
 
 @contextmanager
 def ray_may_fail() -> Iterator[None]:
-    """An error that Ray itself raises in the context is `WorkersLost` if it may pass; any other is raised as it is.
+    """An error that Ray itself raises in the context is `WorkersLost` if it may pass; any other is
+    raised as it is.
 
-    Where this process's node, its head or the room in its store is lost, Ray raises not only its own kinds of errors.
+    Where this process's node, its head or the room in its store is lost, Ray raises not only its
+    own kinds of errors.
     """
     try:
         yield
@@ -116,17 +128,21 @@ def ray_may_fail() -> Iterator[None]:
         if not _of_ray(error) or not may_pass(error):
             raise
         raise WorkersLost(
-            f"Ray has failed here ({type(error).__name__}: {first_line(error)}): the node of this process is lost, or "
-            "its disk or object store is full"
+            f"Ray has failed here ({type(error).__name__}: {first_line(error)}): the node of this "
+            "process is lost, or its disk or object store is full"
         ) from error
 
 
 def end_of_ray(end: Callable[[], object]) -> None:
-    """End Ray, or what is on it. Where it fails or does not answer, it is left: its processes end with this one."""
+    """End Ray, or what is on it.
+
+    Where it fails or does not answer, it is left: its processes end with this one.
+    """
     try:
         aside(end).result(END_LIMIT)
     except TimeoutError:
-        atexit.unregister(ray.shutdown)  # which would wait again
+        # Which would wait again.
+        atexit.unregister(ray.shutdown)
     except Exception as error:
         if not _of_ray(error):
             raise
@@ -138,34 +154,42 @@ def cause_of(error: RayError) -> BaseException | None:
 
 
 def refuse_input(error: RayError) -> None:
-    """Raises the `InputError` that an actor raised, if it did, as this process would have raised it."""
+    """Raises the `InputError` that an actor raised, if it did, as this process would have raised
+    it.
+    """
     cause = cause_of(error)
     if isinstance(cause, InputError):
         raise InputError(str(cause)) from None
 
 
 def is_loss(error: RayError) -> bool:
-    """Whether a call was lost with its actor or its objects; if not, the work itself has raised an exception."""
+    """Whether a call was lost with its actor or its objects; if not, the work itself has raised an
+    exception.
+    """
     cause = cause_of(error)
-    if isinstance(error, UnserializableException):  # the work's exception cannot be unpickled here
+    # The work's exception cannot be unpickled here.
+    if isinstance(error, UnserializableException):
         return False
     if cause is None or isinstance(cause, Restarted):
         return True
-    return (
-        isinstance(cause, RayError) and type(cause) is not RayError
-    )  # that is an exception that cannot be pickled
+    # That is an exception that cannot be pickled.
+    return isinstance(cause, RayError) and type(cause) is not RayError
 
 
 def lost_object(error: RayError) -> ObjectLostError | None:
-    """The loss of an object that the call needs, if the call was lost for that reason; its actor is well."""
+    """The loss of an object that the call needs, if the call was lost for that reason; its actor is
+    well.
+    """
     cause = cause_of(error)
     return cause if isinstance(cause, ObjectLostError) else None
 
 
 def is_gpu_fault(error: RayError) -> bool:
-    """Whether the work ended with an error of CUDA's that no later work in its process would survive.
+    """Whether the work ended with an error of CUDA's that no later work in its process would
+    survive.
 
-    The GPU may be faulty (ECC, Xid), or the work itself, such as a label beyond the classes: CUDA's error is the same.
+    The GPU may be faulty (ECC, Xid), or the work itself, such as a label beyond the classes: CUDA's
+    error is the same.
     """
     cause = cause_of(error)
     if isinstance(cause, torch.OutOfMemoryError):

@@ -31,16 +31,25 @@ from rayfed.runtime.placement import actor_text, actors_text, capacity, nodes_te
 
 log = logging.getLogger(__name__)
 
-MAX_OPENINGS = 3  # times in a row that a worker may fail to open the run
-MAX_FAULTS = 2  # of a worker's GPU, after which it is given up
-TICK = 0.02  # seconds until an object that is on its way here is looked for again
-PAUSE = 0.1  # seconds, at least, before a worker is asked again
-UP_LIMIT = 180.0  # seconds in which a worker's process must come up; afterwards it is restarted
-DATA_LIMIT = 3600.0  # seconds in which a worker that is up must have the data
-LOOK = 5.0  # seconds after which a run that works looks for new nodes again
-LATE = 30.0  # seconds without another worker after which a run starts with those that are up
+# Times in a row that a worker may fail to open the run.
+MAX_OPENINGS = 3
+# Of a worker's GPU, after which it is given up.
+MAX_FAULTS = 2
+# Seconds until an object that is on its way here is looked for again.
+TICK = 0.02
+# Seconds, at least, before a worker is asked again.
+PAUSE = 0.1
+# Seconds in which a worker's process must come up; afterwards it is restarted.
+UP_LIMIT = 180.0
+# Seconds in which a worker that is up must have the data.
+DATA_LIMIT = 3600.0
+# Seconds after which a run that works looks for new nodes again.
+LOOK = 5.0
+# Seconds without another worker after which a run starts with those that are up.
+LATE = 30.0
 OTHER_BITS = "--other-bits (in Python other_bits=True)"
-NAMED = 5  # awaited workers or pieces of work that a line names
+# Awaited workers or pieces of work that a line names.
+NAMED = 5
 
 
 class State(Enum):

@@ -1,4 +1,6 @@
-"""Ray's dashboard comes up beside the run: `ray.init` would wait seconds for it, in which actors can start."""
+"""Ray's dashboard comes up beside the run: `ray.init` would wait seconds for it, in which actors
+can start.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -7,8 +9,10 @@ from threading import Event, Thread
 
 from rayfed.runtime import internals
 
-EVERY = 0.5  # seconds between two looks
-PATIENCE = 2.0  # seconds, with a head that does not answer: the end of the run waits for it
+# Seconds between two looks.
+EVERY = 0.5
+# Seconds, with a head that does not answer: the end of the run waits for it.
+PATIENCE = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +34,8 @@ def _announce(over: Event) -> None:
     while not over.wait(EVERY):
         try:
             address = internals.dashboard_address(PATIENCE)
-        except Exception:  # the head is gone, of which the run hears too
+        except Exception:
+            # The head is gone, of which the run hears too.
             return
         if address:
             log.info("Ray dashboard: http://%s", address)

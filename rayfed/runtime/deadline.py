@@ -2,19 +2,22 @@
 
 from typing import Literal
 
-FIRST, LEAST, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest message so far
+# Seconds, seconds, times the longest message so far.
+FIRST, LEAST, SLOWER = 3600.0, 300.0, 10.0
 
 
 class Deadline:
-    """The longest time that a message may take, in seconds: `ray.deadline` for each task, or piece of the test set.
+    """The longest time that a message may take, in seconds: `ray.deadline` for each task, or piece
+    of the test set.
 
-    With "auto": ten times the longest message of its kind so far, in proportion to the size where it is larger than
-    that; at least five minutes; and an hour while none has been answered.
+    With "auto": ten times the longest message of its kind so far, in proportion to the size where
+    it is larger than that; at least five minutes; and an hour while none has been answered.
     """
 
     def __init__(self, seconds: float | Literal["auto"]) -> None:
         self._fixed = seconds
-        self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
+        # Kind -> seconds, size.
+        self._longest: dict[str, tuple[float, int]] = {}
 
     def seconds(self, kind: str, size: int, count: int) -> float:
         """The time for a message with so many tasks, or pieces of the test set."""

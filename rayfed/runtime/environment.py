@@ -1,4 +1,6 @@
-"""Variables of the environment that hold for a while, such as those for the processes of a Ray that starts here."""
+"""Variables of the environment that hold for a while, such as those for the processes of a Ray that
+starts here.
+"""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,8 @@
-"""The state of a run as gauges that Ray gives to Prometheus: few series, from the driver, tagged with the run.
+"""The state of a run as gauges that Ray gives to Prometheus: few series, from the driver, tagged
+with the run.
 
-Ray puts `ray_` before the names and sends new values every ten seconds. Only gauges: Ray shows a counter only once it
-has counted, and even after its run has ended.
+Ray puts `ray_` before the names and sends new values every ten seconds. Only gauges: Ray shows a
+counter only once it has counted, and even after its run has ended.
 """
 
 import logging
@@ -16,25 +17,43 @@ from rayfed.rounds.round import Round
 
 log = logging.getLogger(__name__)
 
-REFRESH = 3.0  # seconds
+# Seconds
+REFRESH = 3.0
 
 SERIES = {
     "rayfed_round": "the last finished round; 0 is the initial model",
     "rayfed_rounds": "that the run has, unless its patience ends it before",
-    "rayfed_seconds_left": "an estimate: the rounds that are left, each as long as the mean since this driver began",
-    "rayfed_seconds_since_client": "since a client or a round of the run was done, or the run began",
+    "rayfed_seconds_left": (
+        "an estimate: the rounds that are left, each as long as the mean since this driver began"
+    ),
+    "rayfed_seconds_since_client": (
+        "since a client or a round of the run was done, or the run began"
+    ),
     "rayfed_images_per_second": "trained in the last finished round, by all clients together",
-    "rayfed_test_accuracy": "of the global model, on the whole test set, after the last evaluated round",
-    "rayfed_test_loss": "of the global model, on the whole test set, after the last evaluated round",
-    "rayfed_forgetting": "each class's best accuracy in earlier evaluated rounds minus its last, averaged over classes",
-    "rayfed_forgetting_round": "what classes have lost since the evaluated round before, averaged over classes",
+    "rayfed_test_accuracy": (
+        "of the global model, on the whole test set, after the last evaluated round"
+    ),
+    "rayfed_test_loss": (
+        "of the global model, on the whole test set, after the last evaluated round"
+    ),
+    "rayfed_forgetting": (
+        "each class's best accuracy in earlier evaluated rounds minus its last, averaged over "
+        "classes"
+    ),
+    "rayfed_forgetting_round": (
+        "what classes have lost since the evaluated round before, averaged over classes"
+    ),
     "rayfed_round_seconds": "duration of the last finished round",
     "rayfed_bytes_down": "sent to clients, in all rounds since this driver began",
     "rayfed_bytes_up": "sent by clients, in all rounds since this driver began",
     "rayfed_clients_done": "clients of the current round that have trained",
     "rayfed_clients_in_round": "clients of the current round",
-    "rayfed_idle_share": "of the actors' time in the last finished round: the part in which they had no work",
-    "rayfed_late_clients": "that were chosen in the last finished round, and were late or dropped out",
+    "rayfed_idle_share": (
+        "of the actors' time in the last finished round: the part in which they had no work"
+    ),
+    "rayfed_late_clients": (
+        "that were chosen in the last finished round, and were late or dropped out"
+    ),
     "rayfed_retries": "pieces of work that were lost and run again, since this driver began",
 }
 
@@ -55,18 +74,25 @@ class Gauges:
             ("rayfed_bytes_down", "rayfed_bytes_up", "rayfed_retries"), 0.0
         )
         self._values["rayfed_rounds"] = num_rounds
-        self._seconds: list[float] = []  # of the rounds in which clients trained
-        self._heard = time.monotonic()  # of a client, or a round
+        # Of the rounds in which clients trained.
+        self._seconds: list[float] = []
+        # Of a client, or a round.
+        self._heard = time.monotonic()
         self._before: np.ndarray | None = (
-            None  # class accuracies of the last evaluated round after round 0
+            # Class accuracies of the last evaluated round after round 0.
+            None
         )
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
+        # Ray sends a value once, and forgets it twenty seconds later: a long round would have no
+        # values.
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
 
     def round(self, round: Round, images: int, idle: float) -> None:
-        """A round is finished, with its images and the idle share. Without evaluation, the last figures stay."""
+        """A round is finished, with its images and the idle share.
+
+        Without evaluation, the last figures stay.
+        """
         now = round.class_accuracy if round.round else None
         lost = None if now is None or self._before is None else dropped(self._before, now)
         self._heard = time.monotonic()
@@ -115,7 +141,8 @@ class Gauges:
             try:
                 for name, value in self._values.items():
                     if not self._closed.is_set():
-                        self._gauges[name].set(float(value))  # Ray refuses numpy's numbers
+                        # Ray refuses numpy's numbers.
+                        self._gauges[name].set(float(value))
             except Exception as error:
                 log.warning("the run's gauges cannot be shown: %r", error)
                 self._closed.set()

@@ -1,4 +1,6 @@
-"""How actors share a GPU: an actor's part, measured on the largest client, and the cap on its memory."""
+"""How actors share a GPU: an actor's part, measured on the largest client, and the cap on its
+memory.
+"""
 
 import logging
 import os
@@ -27,17 +29,21 @@ from rayfed.runtime.this_process import ThisProcess
 log = logging.getLogger(__name__)
 
 GPU_PART = (
-    0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
+    # Of a GPU's memory, for all actors on it; CUDA takes some for itself in each process.
+    0.9
 )
 PRETENDED = (
-    "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
+    # In the environment of a Ray whose GPUs do not exist, as in tests.
+    "RAYFED_PRETENDED_GPUS"
 )
-NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # where it is set, Ray shows a process all GPUs of its node
-# Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn` keeps an H100 busy for
-# a fifth of the time, with a larger model for longer. With NVIDIA's Multi-Process Service they compute at once, and 48
-# are its limit.
+# Where it is set, Ray shows a process all GPUs of its node.
+NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+# Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn`
+# keeps an H100 busy for a fifth of the time, with a larger model for longer. With NVIDIA's
+# Multi-Process Service they compute at once, and 48 are its limit.
 TAKING_TURNS, WITH_MPS = 4, 48
-MEASURE_LIMIT = 3600.0  # seconds in which the largest client must be measured
+# Seconds in which the largest client must be measured.
+MEASURE_LIMIT = 3600.0
 
 
 def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayOptions:
@@ -48,9 +54,12 @@ def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayO
 
 
 def device_given() -> torch.device:
-    """The device that Ray has given this process, which sees only its own GPUs. To be called before CUDA is used.
+    """The device that Ray has given this process, which sees only its own GPUs.
 
-    Raises `InputError` where torch does not see a GPU that Ray has given, unless that is a pretended GPU.
+    To be called before CUDA is used.
+
+    Raises `InputError` where torch does not see a GPU that Ray has given, unless that is a
+    pretended GPU.
     """
     own = ray.get_gpu_ids()
     if not own:
@@ -62,25 +71,32 @@ def device_given() -> torch.device:
     if os.environ.get(PRETENDED):
         return torch.device("cpu")
     raise InputError(
-        f"Ray counts a GPU on node {ray.util.get_node_ip_address()}, but torch {torch.__version__} sees none there, so "
-        "clients would train on its CPU. Check `nvidia-smi` there: a container needs NVIDIA's toolkit, "
-        "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=compute,utility; torch needs a driver that is new "
-        f"enough. To train on CPUs, set ray.num_gpus = 0; where GPUs are only pretended, start Ray with {PRETENDED}=1"
+        f"Ray counts a GPU on node {ray.util.get_node_ip_address()}, but torch {torch.__version__} "
+        "sees none there, so clients would train on its CPU. Check `nvidia-smi` there: a container "
+        "needs NVIDIA's toolkit, NVIDIA_VISIBLE_DEVICES=all and "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility; torch needs a driver that is new enough. To "
+        "train on CPUs, set ray.num_gpus = 0; where GPUs are only pretended, start Ray with "
+        f"{PRETENDED}=1"
     )
 
 
 def memory_cap(gpu_share: float) -> float:
-    """The part of a GPU's memory that an actor may take. Ray only counts fractions: it does not hold actors to them."""
+    """The part of a GPU's memory that an actor may take.
+
+    Ray only counts fractions: it does not hold actors to them.
+    """
     return GPU_PART * gpu_share if gpu_share < 1 else 1.0
 
 
 def measure_share(
     probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], patience: float
 ) -> float:
-    """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the largest client.
+    """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the
+    largest client.
 
-    Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
-    does not fit on the smallest GPU or is not done after an hour, `ClientFailed` where it fails.
+    Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds,
+    `InputError` where a client does not fit on the smallest GPU or is not done after an hour,
+    `ClientFailed` where it fails.
     """
     strategies = [
         NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")
@@ -91,9 +107,9 @@ def measure_share(
             got([probe.where.remote()], patience, what, starting=True)
         except GetTimeoutError:
             raise WorkersLost(
-                f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
-                "largest client; try again when other jobs are done, or give the part of a GPU that a client needs, "
-                "such as ray.num_gpus = 0.25"
+                f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was "
+                "free, to measure the largest client; try again when other jobs are done, or give "
+                "the part of a GPU that a client needs, such as ray.num_gpus = 0.25"
             ) from None
         asked = [probe.measure_memory.remote([site])]
         asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
@@ -105,8 +121,8 @@ def measure_share(
         )
     except GetTimeoutError:
         raise InputError(
-            f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
-            "client's part of a GPU, such as ray.num_gpus = 0.25"
+            "ray.num_gpus = 'auto': the largest client was not done on a GPU after "
+            f"{MEASURE_LIMIT:.0f} s; give each client's part of a GPU, such as ray.num_gpus = 0.25"
         ) from None
     except RayError as error:
         refuse_input(error)
@@ -129,7 +145,8 @@ def most_on_a_gpu() -> int:
 
 
 def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
-    """The part of a GPU, 1/k, such that k clients, `most` at most, of `needed` bytes fit into 90 % of the smallest GPU.
+    """The part of a GPU, 1/k, such that k clients, `most` at most, of `needed` bytes fit into 90 %
+    of the smallest GPU.
 
     Raises `InputError` where not even a single client fits.
 
@@ -138,18 +155,21 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
     """
     if needed == 0 or not gpus:
         log.warning(
-            "ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole GPU"
+            "ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole "
+            "GPU"
         )
         return 1.0
     room = int(GPU_PART * min(gpus))
     fit = min(room // needed, most)
     if fit == 0:
         raise InputError(
-            f"a client needs {decimal(needed)} of GPU memory, and {GPU_PART:.0%} of the smallest GPU are "
-            f"{decimal(room)}; try a smaller train.batch_size, or ray.num_gpus = 1 for a whole GPU per actor"
+            f"a client needs {decimal(needed)} of GPU memory, and {GPU_PART:.0%} of the smallest "
+            f"GPU are {decimal(room)}; try a smaller train.batch_size, or ray.num_gpus = 1 for a "
+            "whole GPU per actor"
         )
     log.info(
-        "the largest client takes %s of GPU memory, the smallest GPU has %s: up to %d actors on a GPU",
+        "the largest client takes %s of GPU memory, the smallest GPU has %s: up to %d actors on a "
+        "GPU",
         decimal(needed),
         decimal(min(gpus)),
         fit,
@@ -158,17 +178,23 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
 
 
 def peak_bytes(site: Site) -> int:
-    """The most GPU memory, in bytes, that a client takes; 0 without a GPU. No other process may be on the GPU."""
+    """The most GPU memory, in bytes, that a client takes; 0 without a GPU.
+
+    No other process may be on the GPU.
+    """
     if not torch.cuda.is_available():
         return 0
     rehearse(site)
     free, total = torch.cuda.mem_get_info()
-    beside = total - free - torch.cuda.memory_reserved()  # CUDA's own: some hundred MB per process
+    # CUDA's own: some hundred MB per process.
+    beside = total - free - torch.cuda.memory_reserved()
     return torch.cuda.max_memory_reserved() + max(0, beside)
 
 
 def rehearse(site: Site) -> Round:
-    """Play the first round, and twice the last round (a method may switch, a client has a memory), by one client."""
+    """Play the first round, and twice the last round (a method may switch, a client has a memory),
+    by one client.
+    """
     federation, workers = site.federation, ThisProcess(site, gpu=True)
     largest = max(range(federation.num_clients), key=federation.num_examples)
     last = start(site, workers)
@@ -177,7 +203,8 @@ def rehearse(site: Site) -> Round:
     return last
 
 
-@ray.remote(num_cpus=0, max_calls=1)  # its process ends, and leaves nothing on the GPUs
+# Its process ends, and leaves nothing on the GPUs.
+@ray.remote(num_cpus=0, max_calls=1)
 def _cards() -> tuple[list[int], int]:
     """The memory of each GPU of a node, and how many actors a GPU has there at most."""
     sizes = [

@@ -1,4 +1,6 @@
-"""The hardware of a process, and how torch is set on it: what the bits of a result depend on beside the code."""
+"""The hardware of a process, and how torch is set on it: what the bits of a result depend on beside
+the code.
+"""
 
 import ctypes
 import os
@@ -15,11 +17,11 @@ from rayfed.base.errors import InputError
 from rayfed.base.isolation import set_tf32
 from rayfed.rounds.round import Kind
 
-os.environ.setdefault(
-    "THP_MEM_ALLOC_ENABLE", "1"
-)  # huge pages, from torch's first allocation on: a step is 5 % faster
+# Huge pages, from torch's first allocation on: a step is 5 % faster.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# Variables of the environment that decide bits, and those of such names that decide none: rayfed sets the threads.
+# Variables of the environment that decide bits, and those of such names that decide none: rayfed
+# sets the threads.
 DECIDE = re.compile(
     r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_|OMP_(DYNAMIC|THREAD_LIMIT)$"
     r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
@@ -44,25 +46,30 @@ SHORT = {
     "sve2": "sve2",
     "svebf16": "sve_bf16",
 }
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
+# As glibc's malloc.h numbers them.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
     "does not have a deterministic implementation": (
-        "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in its place, in the "
-        "model or the part (such as AvgPool2d for AdaptiveAvgPool2d), or train on CPUs with ray.num_gpus = 0"
+        "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in "
+        "its place, in the model or the part (such as AvgPool2d for AdaptiveAvgPool2d), or train "
+        "on CPUs with ray.num_gpus = 0"
     ),
     "CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED": (
-        "its actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "
-        "train.batch_size"
+        "its actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), "
+        "or a smaller train.batch_size"
     ),
 }
 
 
-_ran_short = False  # of GPU memory, in this process
+# Of GPU memory, in this process.
+_ran_short = False
 
 
 def kind_of(device: torch.device) -> Kind:
-    """The hardware, and torch's settings: what the bits of a result depend on beside the code and its versions."""
+    """The hardware, and torch's settings: what the bits of a result depend on beside the code and
+    its versions.
+    """
     settings = {
         "float32": torch.get_float32_matmul_precision(),
         "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
@@ -76,7 +83,9 @@ def kind_of(device: torch.device) -> Kind:
 
 
 def _variables() -> str:
-    """Those of the environment that change how torch and its libraries compute: `NAME=value NAME=value`."""
+    """Those of the environment that change how torch and its libraries compute: `NAME=value
+    NAME=value`.
+    """
     names = [
         name
         for name, value in os.environ.items()
@@ -86,9 +95,12 @@ def _variables() -> str:
 
 
 def _processor() -> Kind:
-    """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their code by both."""
+    """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their
+    code by both.
+    """
     of_linux = ""
-    with suppress(OSError):  # there is no /proc
+    # There is no /proc.
+    with suppress(OSError):
         of_linux = Path("/proc/cpuinfo").read_text()
     capabilities = _capabilities(of_linux)
     maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
@@ -116,23 +128,29 @@ def _capabilities(of_linux: str) -> Mapping[str, Any]:
 
 
 def make_cuda_repeatable() -> None:
-    """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is asked for.
+    """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is
+    asked for.
 
-    What has no such form is an error, with `ADVICE`. Raises `InputError` in a process that ran short of GPU memory.
+    What has no such form is an error, with `ADVICE`. Raises `InputError` in a process that ran
+    short of GPU memory.
     """
     if _ran_short:
         raise InputError(
-            "this process ran short of GPU memory before, and cuDNN keeps to the way of computing that it then took, "
-            "whose results have other bits; start a new process: the same command continues"
+            "this process ran short of GPU memory before, and cuDNN keeps to the way of computing "
+            "that it then took, whose results have other bits; start a new process: the same "
+            "command continues"
         )
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
-        ":4096:8"  # read when cuBLAS is first used; another size, other bits
+        # Read when cuBLAS is first used; another size, other bits.
+        ":4096:8"
     )
     torch.use_deterministic_algorithms(True)
     # Filling memory that is overwritten anyway was a third of a small model's operations.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # it would choose by time, so differently each time
-    set_tf32(False)  # torch's default in convolutions is on
+    # It would choose by time, so differently each time.
+    torch.backends.cudnn.benchmark = False
+    # Torch's default in convolutions is on.
+    set_tf32(False)
 
 
 def refuse_tf32(device: torch.device) -> None:
@@ -144,21 +162,27 @@ def refuse_tf32(device: torch.device) -> None:
         or torch.cuda.get_device_capability(device) < (8, 0)
     ):
         raise InputError(
-            "train.precision = 'tf32' needs an NVIDIA GPU of Ampere (2020) or later, and clients would train on "
-            f"{card}; use 'float32', or 'bf16', which any device has"
+            "train.precision = 'tf32' needs an NVIDIA GPU of Ampere (2020) or later, and clients "
+            f"would train on {card}; use 'float32', or 'bf16', which any device has"
         )
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what torch frees: to have it from the kernel again slows evaluation by 15 %."""
+    """Let this process keep what torch frees: to have it from the kernel again slows evaluation by
+    15 %.
+    """
     if platform.libc_ver()[0] == "glibc":
         of_c = ctypes.CDLL(None)
-        of_c.mallopt(M_TRIM_THRESHOLD, 2**27)  # bytes, at the end of the heap
-        of_c.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that glibc takes
+        # Bytes, at the end of the heap.
+        of_c.mallopt(M_TRIM_THRESHOLD, 2**27)
+        # The most that glibc takes.
+        of_c.mallopt(M_MMAP_THRESHOLD, 2**25)
 
 
 def _refused_requests() -> int:
-    """How many requests for GPU memory have failed in this process, with those that torch has dealt with itself."""
+    """How many requests for GPU memory have failed in this process, with those that torch has dealt
+    with itself.
+    """
     return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
 
 
@@ -166,8 +190,9 @@ def _refused_requests() -> int:
 def advising() -> Iterator[None]:
     """An error of CUDA's in the context comes with a note: what to do next.
 
-    Too little memory is an error here even where cuDNN has made do with less: its other ways round otherwise, so that
-    the bits would depend on who else is on the GPU. It also keeps to them, for the rest of the process.
+    Too little memory is an error here even where cuDNN has made do with less: its other ways round
+    otherwise, so that the bits would depend on who else is on the GPU. It also keeps to them, for
+    the rest of the process.
     """
     global _ran_short
     refused = _refused_requests()

@@ -1,6 +1,9 @@
-"""The nodes of a cluster, asked of its head. The head may be lost, or be starting again, so no wait for it is long.
+"""The nodes of a cluster, asked of its head.
 
-Ray's own request has no limit, and Ray ends a process that has not heard from the head for a minute.
+The head may be lost, or be starting again, so no wait for it is long.
+
+Ray's own request has no limit, and Ray ends a process that has not heard from the head for a
+minute.
 """
 
 import logging
@@ -22,27 +25,34 @@ from rayfed.runtime.placement import Resources, selected
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-HEAD_LIMIT = 10.0  # seconds in which the head must answer
-WATCH = 5.0  # seconds from one look at this process's own node to the next
+# Seconds in which the head must answer.
+HEAD_LIMIT = 10.0
+# Seconds from one look at this process's own node to the next.
+WATCH = 5.0
 
 
 def nodes(labels: Mapping[str, str]) -> dict[str, Resources]:
-    """The resources of each node that is alive and has such labels, by the id that Ray gave the node."""
+    """The resources of each node that is alive and has such labels, by the id that Ray gave the
+    node.
+    """
     alive = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: node["Resources"] for node in alive if selected(node["Labels"], labels)}
 
 
 @contextmanager
 def ending_with_its_node() -> Iterator[None]:
-    """Within the context, this process ends once the head has given its node up, as it does where Ray notices that.
+    """Within the context, this process ends once the head has given its node up, as it does where
+    Ray notices that.
 
-    It does not where the node's raylet is stopped, or hangs: a call to Ray would wait for that raylet for ever.
+    It does not where the node's raylet is stopped, or hangs: a call to Ray would wait for that
+    raylet for ever.
     """
     own, over = ray.get_runtime_context().get_node_id(), threading.Event()
 
     def watch() -> None:
         while not over.wait(WATCH):
-            with suppress(Exception):  # the head may be lost, which ends the run in another way
+            # The head may be lost, which ends the run in another way.
+            with suppress(Exception):
                 if own not in nodes({}):
                     os._exit(1)
 
@@ -60,7 +70,8 @@ def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
     def ask() -> None:
         try:
             answers.put(question())
-        except Exception as error:  # without an answer, the head would never be asked again
+        except Exception as error:
+            # Without an answer, the head would never be asked again.
             answers.put(error)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -68,7 +79,9 @@ def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
 
 
 class Head:
-    """The head, asked by a thread that may wait for it. Ray reaches actors without the head, so the work continues.
+    """The head, asked by a thread that may wait for it.
+
+    Ray reaches actors without the head, so the work continues.
 
     It tells of the nodes that have the `labels` of a run.
     """
@@ -76,13 +89,19 @@ class Head:
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
         self._answers: SimpleQueue[dict[str, Resources] | Exception]
-        self._asked: float | None = None  # when, if there is no answer yet
-        self._known: dict[str, Resources] | None = None  # the last answer
+        # When, if there is no answer yet.
+        self._asked: float | None = None
+        # The last answer.
+        self._known: dict[str, Resources] | None = None
         self.silent = False
-        self.draining: set[str] = set()  # ids of nodes that are, or were, about to end
+        # Ids of nodes that are, or were, about to end.
+        self.draining: set[str] = set()
 
     def known(self) -> dict[str, Resources]:
-        """The nodes as the head last knew them. Raises `WorkersLost` where it has never answered."""
+        """The nodes as the head last knew them.
+
+        Raises `WorkersLost` where it has never answered.
+        """
         self.nodes()
         if self._known is None:
             raise WorkersLost("the head of the cluster does not answer; try again when it does")
@@ -91,7 +110,8 @@ class Head:
     def nodes(self, seconds: float = HEAD_LIMIT) -> dict[str, Resources] | None:
         """As the function `nodes`; None if the head fails, or has not answered `seconds` from now.
 
-        With `seconds` 0 it gives the answer to the call before. The head is silent after `HEAD_LIMIT` seconds.
+        With `seconds` 0 it gives the answer to the call before. The head is silent after
+        `HEAD_LIMIT` seconds.
         """
         now = time.monotonic()
         if self._asked is None:
@@ -118,11 +138,14 @@ class Head:
         return nodes(self._labels)
 
     def memory_was_full(self, process: str) -> bool:
-        """Whether Ray killed a process because its node ran out of memory; False if the head is silent.
+        """Whether Ray killed a process because its node ran out of memory; False if the head is
+        silent.
 
-        The call that is lost does not say it: to Ray, an actor that will be restarted is only unavailable.
+        The call that is lost does not say it: to Ray, an actor that will be restarted is only
+        unavailable.
         """
-        if self.silent:  # each actor of a lost node would wait for it
+        # Each actor of a lost node would wait for it.
+        if self.silent:
             return False
         with suppress(Empty):
             return _ask(partial(internals.memory_was_full, process)).get(timeout=HEAD_LIMIT) is True
@@ -132,8 +155,8 @@ class Head:
     def _falls_silent(self, how: str) -> None:
         if not self.silent:
             log.warning(
-                "the head of the cluster %s; the run continues, with a checkpoint after each round; Ray would end it "
-                "after a minute",
+                "the head of the cluster %s; the run continues, with a checkpoint after each "
+                "round; Ray would end it after a minute",
                 how,
             )
         self.silent = True

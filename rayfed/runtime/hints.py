@@ -6,10 +6,11 @@ from rayfed.job import RayOptions
 
 
 def ray_status(options: RayOptions) -> str:
-    """The command that shows a joined cluster's nodes and what holds them; '' for a Ray that the run started itself.
+    """The command that shows a joined cluster's nodes and what holds them; '' for a Ray that the
+    run started itself.
 
-    With its address: without one, Ray takes any that it finds on this machine. A Ray of the run's own has no other
-    users, so there is nothing to look for.
+    With its address: without one, Ray takes any that it finds on this machine. A Ray of the run's
+    own has no other users, so there is nothing to look for.
     """
     if not options.cluster:
         return ""

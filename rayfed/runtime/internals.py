@@ -1,6 +1,9 @@
-"""Ray's private names: all that this package uses. Where a later Ray has one no longer, a public way is taken instead.
+"""Ray's private names: all that this package uses.
 
-Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name away in turn.
+Where a later Ray has one no longer, a public way is taken instead.
+
+Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name
+away in turn.
 """
 
 import json
@@ -40,7 +43,9 @@ NAMES = {
     "holders": "ray.experimental:get_local_object_locations",
     "job_request": "ray.job_submission:JobSubmissionClient._do_request",
     "multi_node": "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
-    "need_token": "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled",
+    "need_token": (
+        "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled"
+    ),
     "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
     "open_channel": "ray._private.grpc_utils:init_grpc_channel",
     "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
@@ -55,21 +60,28 @@ NAMES = {
     "worker_table": "ray.core.generated.gcs_pb2:WorkerTableData",
 }
 QUIET = {
-    "ray._private.authentication.authentication_token_setup": logging.ERROR,  # warns that tokens are on, which is right
-    "ray._private.runtime_env.packaging": logging.WARNING,  # logs each package that it makes and sends
-    "ray.dashboard.modules.dashboard_sdk": logging.WARNING,  # logs what it uploads
-    "ray.dashboard.modules.job.sdk": logging.WARNING,  # logs that a log has ended
+    # Warns that tokens are on, which is right.
+    "ray._private.authentication.authentication_token_setup": logging.ERROR,
+    # Logs each package that it makes and sends.
+    "ray._private.runtime_env.packaging": logging.WARNING,
+    # Logs what it uploads.
+    "ray.dashboard.modules.dashboard_sdk": logging.WARNING,
+    # Logs that a log has ended.
+    "ray.dashboard.modules.job.sdk": logging.WARNING,
 }
 for name, level in QUIET.items():
     logging.getLogger(name).setLevel(level)
 
 GUESS = (
-    "A worker died or was killed while executing a task"  # begins a thousand characters of Ray's
+    # Begins a thousand characters of Ray's.
+    "A worker died or was killed while executing a task"
 )
 UV_HOOK = (
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV"  # whether workers get the environment of the driver's `uv run`
+    # Whether workers get the environment of the driver's `uv run`.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 )
-NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
+# Like Ray's own connections.
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 def private(*names: str) -> list[Any] | None:
@@ -89,7 +101,10 @@ def private(*names: str) -> list[Any] | None:
 
 @contextmanager
 def replaced(name: str, value: Any) -> Iterator[None]:
-    """Within the context a key of `NAMES` names another value. Where Ray lacks the name, nothing is changed."""
+    """Within the context a key of `NAMES` names another value.
+
+    Where Ray lacks the name, nothing is changed.
+    """
     if private(name) is None:
         yield
         return
@@ -106,15 +121,18 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 def keeping_handlers() -> AbstractContextManager[None]:
     """Within the context, `ray.init` leaves this process's handler of SIGTERM alone.
 
-    Ray's would end the process at once, with Ray half started. Else it has Ray's handler from here on.
+    Ray's would end the process at once, with Ray half started. Else it has Ray's handler from here
+    on.
     """
     return replaced("set_sigterm", lambda handler: None)
 
 
 def in_our_words() -> AbstractContextManager[None]:
-    """Within the context, Ray does not print its guesses why a worker has died: the run says what is known.
+    """Within the context, Ray does not print its guesses why a worker has died: the run says what
+    is known.
 
-    All of its other lines are printed, without colours where nobody watches, as a file would keep their codes.
+    All of its other lines are printed, without colours where nobody watches, as a file would keep
+    their codes.
     """
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -132,7 +150,8 @@ def in_our_words() -> AbstractContextManager[None]:
 
 
 def on_loopback() -> AbstractContextManager[None]:
-    """Within the context, a Ray starts on the loopback interface only, as Ray does on Windows and macOS.
+    """Within the context, a Ray starts on the loopback interface only, as Ray does on Windows and
+    macOS.
 
     Else other machines reach it too, and its token alone protects it.
     """
@@ -140,9 +159,11 @@ def on_loopback() -> AbstractContextManager[None]:
 
 
 def without_uv() -> AbstractContextManager[None]:
-    """Within the context, `ray.init` takes no notice of `uv run`, unless `RAY_ENABLE_UV_RUN_RUNTIME_ENV` says so.
+    """Within the context, `ray.init` takes no notice of `uv run`, unless
+    `RAY_ENABLE_UV_RUN_RUNTIME_ENV` says so.
 
-    Else it packs the working folder, with data and keys in it, for its workers, and refuses more than 512 MiB.
+    Else it packs the working folder, with data and keys in it, for its workers, and refuses more
+    than 512 MiB.
     """
     if os.environ.get(UV_HOOK, "0").lower() in ("1", "true"):
         return nullcontext()
@@ -152,7 +173,8 @@ def without_uv() -> AbstractContextManager[None]:
 def same_modules(folders: list[str], **metadata: str) -> JobConfig:
     """A configuration with which Ray's workers look for modules in these folders, in this order.
 
-    Else they look in the working folder first, where a file may have the name of one of Python's modules.
+    Else they look in the working folder first, where a file may have the name of one of Python's
+    modules.
     """
     if private("own_folders") is None:
         return JobConfig(metadata=metadata)
@@ -162,13 +184,16 @@ def same_modules(folders: list[str], **metadata: str) -> JobConfig:
 
 
 def running_here() -> list[str]:
-    """The addresses of this user's Rays that `ray start` has put on this machine; none that ends with its program.
+    """The addresses of this user's Rays that `ray start` has put on this machine; none that ends
+    with its program.
 
-    A raylet's command names Ray's folder, where `ray start` writes the address. Without that, none is known.
+    A raylet's command names Ray's folder, where `ray start` writes the address. Without that, none
+    is known.
     """
     addresses = set()
     for process in Path("/proc").glob("[1-9]*"):
-        with suppress(OSError):  # it has ended
+        # It has ended.
+        with suppress(OSError):
             command = (process / "cmdline").read_text(errors="replace")
             if (
                 command.partition("\0")[0].endswith("/raylet")
@@ -176,14 +201,14 @@ def running_here() -> list[str]:
             ):
                 folder = command.partition("\0--temp_dir=")[2].partition("\0")[0]
                 address = Path(folder, "ray_current_cluster").read_text()
-                addresses |= (
-                    {address} if address in command else set()
-                )  # else it is of a Ray that is gone
+                # Else it is of a Ray that is gone.
+                addresses |= {address} if address in command else set()
     return sorted(addresses)
 
 
 def memory_was_full(process: str) -> bool:
-    """Whether Ray killed a process (its id in hexadecimal digits) because its node ran out of memory.
+    """Whether Ray killed a process (its id in hexadecimal digits) because its node ran out of
+    memory.
 
     Else the dashboard is asked, which takes longer, and which a cluster need not have.
     """
@@ -199,7 +224,10 @@ def memory_was_full(process: str) -> bool:
 
 
 def draining() -> set[str]:
-    """The ids of the nodes that are about to end. Else none, as no public API tells: they are lost without a notice."""
+    """The ids of the nodes that are about to end.
+
+    Else none, as no public API tells: they are lost without a notice.
+    """
     found = private("draining")
     return set(found[0]()) if found else set()
 
@@ -219,15 +247,19 @@ def holders(objects: Collection[ObjectRef]) -> set[str] | None:
 
 
 def adds_nodes() -> bool:
-    """Whether the cluster has an autoscaler, of version 2, for which waiting actors are a demand; else False."""
+    """Whether the cluster has an autoscaler, of version 2, for which waiting actors are a demand;
+    else False.
+    """
     found = private("adds_nodes")
     return found is not None and bool(found[0](fetch_from_server=True))
 
 
 def show_token() -> None:
-    """Show our token to the clusters that are joined from now on; else only `RAY_AUTH_MODE` does that.
+    """Show our token to the clusters that are joined from now on; else only `RAY_AUTH_MODE` does
+    that.
 
-    Raises `ray.exceptions.AuthenticationError` where there is no token and `RAY_AUTH_MODE` asks for one.
+    Raises `ray.exceptions.AuthenticationError` where there is no token and `RAY_AUTH_MODE` asks for
+    one.
     """
     show = private("show_token")
     need = private("need_token")
@@ -264,15 +296,18 @@ def _use_tokens() -> None:
 
 
 def can_knock() -> bool:
-    """Whether a cluster can be asked if it accepts our token; else Ray itself tries to join, for 20 seconds or more."""
+    """Whether a cluster can be asked if it accepts our token; else Ray itself tries to join, for 20
+    seconds or more.
+    """
     return private("cluster_address", "open_channel", "node_service", "check_alive") is not None
 
 
 def knock(address: str, limit: float) -> grpc.RpcError | None:
-    """The error that a cluster's head answers to a call within `limit` seconds; None if there is none.
+    """The error that a cluster's head answers to a call within `limit` seconds; None if there is
+    none.
 
-    Also None where there is no such address, no Ray on this machine, or no way to ask. Raises `OSError` or
-    `RuntimeError` for the files that the RAY_TLS_... variables name.
+    Also None where there is no such address, no Ray on this machine, or no way to ask. Raises
+    `OSError` or `RuntimeError` for the files that the RAY_TLS_... variables name.
     """
     found = private("open_channel", "node_service", "check_alive")
     place = _place_of(address)
@@ -324,7 +359,9 @@ def _place_of(address: str) -> str | None:
 
 @contextmanager
 def without_waiting_for_the_dashboard() -> Iterator[None]:
-    """Within the context, `ray.init` goes on before the dashboard's address is known, which saves two seconds."""
+    """Within the context, `ray.init` goes on before the dashboard's address is known, which saves
+    two seconds.
+    """
     found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
     if found is None:
         yield
@@ -341,7 +378,8 @@ def without_waiting_for_the_dashboard() -> Iterator[None]:
 def dashboard_address(limit: float) -> str:
     """Where the dashboard is; '' if it is not known yet. Puts it where Ray's own tools look for it.
 
-    Raises an exception where the head does not answer within `limit` seconds. '' for ever where Ray lacks a name.
+    Raises an exception where the head does not answer within `limit` seconds. '' for ever where Ray
+    lacks a name.
     """
     found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
     if found is None:
@@ -358,11 +396,14 @@ def dashboard_address(limit: float) -> str:
 def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
     """Ray's client of a job server, with these headers, and `limit` seconds for each request.
 
-    The headers replace a token that Ray may find, and a password of `~/.netrc`. A request takes a proxy as
-    `proxies_for` says. Else a request has no limit, takes the environment's proxy, and Ray shows its token unasked.
+    The headers replace a token that Ray may find, and a password of `~/.netrc`. A request takes a
+    proxy as `proxies_for` says. Else a request has no limit, takes the environment's proxy, and Ray
+    shows its token unasked.
     """
     import requests
-    from ray.job_submission import JobSubmissionClient  # importing it takes a third of a second
+
+    # Importing it takes a third of a second.
+    from ray.job_submission import JobSubmissionClient
 
     if private("job_request") is None:
         return JobSubmissionClient(url, headers=dict(headers))
@@ -379,7 +420,8 @@ def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
             **options: Any,
         ) -> Any:
             with requests.Session() as session:
-                session.trust_env = False  # neither proxies nor ~/.netrc
+                # Neither proxies nor ~/.netrc.
+                session.trust_env = False
                 session.proxies = proxies_for(url)
                 session.verify = bundle or True
                 session.headers.update(headers)

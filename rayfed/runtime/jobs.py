@@ -1,8 +1,9 @@
 """Ray's job server: the jobs submitted to a cluster, by the names of their runs, and their logs.
 
-A submission's id is made from its run's name. Its metadata describe it, and distinguish rayfed's submissions from
-others. Plain HTTP requests ask the server's public REST interface: `ray.job_submission`, which would do the same, takes
-1.4 to 1.9 seconds to import, and `rayfed status` takes 0.3. Only `submit` imports it, to upload the files.
+A submission's id is made from its run's name. Its metadata describe it, and distinguish rayfed's
+submissions from others. Plain HTTP requests ask the server's public REST interface:
+`ray.job_submission`, which would do the same, takes 1.4 to 1.9 seconds to import, and `rayfed
+status` takes 0.3. Only `submit` imports it, to upload the files.
 """
 
 import json
@@ -33,12 +34,16 @@ from rayfed.runtime.private import RECIPE
 from rayfed.runtime.proxies import proxies_for
 from rayfed.runtime.tokens import ADVICE, read_token
 
-REQUEST_LIMIT = 120.0  # seconds in which a cluster must answer
+# Seconds in which a cluster must answer.
+REQUEST_LIMIT = 120.0
 STOP_LIMIT = (
-    60  # seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3
+    # Seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3.
+    60
 )
-POLL = 1.0  # seconds from one request about a job to the next
-RUN = "rayfed_run"  # the metadata that hold the run's name
+# Seconds from one request about a job to the next.
+POLL = 1.0
+# The metadata that hold the run's name.
+RUN = "rayfed_run"
 STATUS = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -53,14 +58,17 @@ class Submission:
     """A job that was submitted to the cluster, as its job server knows it now."""
 
     id: str
-    status: str  # pending, running, done, failed, stopped
-    run: str = ""  # the run's name; '' for a job that rayfed has not submitted
+    # Pending, running, done, failed, stopped.
+    status: str
+    # The run's name; '' for a job that rayfed has not submitted.
+    run: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     started: datetime | None = None
     ended: datetime | None = None
     message: str = ""
     exit_code: int | None = (
-        None  # of the command, if it ended; below 0: of the signal that ended it
+        # Of the command, if it ended; below 0: of the signal that ended it.
+        None
     )
 
     @property
@@ -77,11 +85,12 @@ class Submission:
 class Jobs:
     """The job server of one cluster."""
 
-    address: str  # the URL of its dashboard
-    named_by: str  # --address, a variable of the environment, or '' for the default address
-    headers: dict[str, str] = field(
-        default_factory=dict
-    )  # our token, once the server has asked for it
+    # The URL of its dashboard.
+    address: str
+    # --address, a variable of the environment, or '' for the default address.
+    named_by: str
+    # Our token, once the server has asked for it.
+    headers: dict[str, str] = field(default_factory=dict)
 
     def refuse_temporary(self) -> None:
         """Raises `InputError` where a run has started this Ray for itself: it ends with that run."""
@@ -89,8 +98,9 @@ class Jobs:
         owner = next(filter(None, owners), None)
         if owner:
             raise InputError(
-                f"the Ray at {self.address} belongs to the run '{owner}', and ends with it; start a Ray that stays "
-                f"(`{RECIPE}`) after that run, or give the --address of another Ray"
+                f"the Ray at {self.address} belongs to the run '{owner}', and ends with it; start "
+                f"a Ray that stays (`{RECIPE}`) after that run, or give the --address of another "
+                "Ray"
             )
 
     def refuse_another_ray(self) -> None:
@@ -98,7 +108,8 @@ class Jobs:
 
         A job on this machine runs in this environment, and joins the cluster as it begins.
         """
-        from rayfed.runtime.versions import refuse_others  # it imports Ray, which takes a second
+        # It imports Ray, which takes a second.
+        from rayfed.runtime.versions import refuse_others
 
         refuse_others(self.address, str(self.ask("GET", "/api/version")["ray_version"]))
 
@@ -115,7 +126,10 @@ class Jobs:
         return _submission(self.ask("GET", f"/api/jobs/{submission_id}"))
 
     def find(self, name: str) -> Submission:
-        """The newest submission of a run, or the one with this id. Raises `InputError` with the nearest name."""
+        """The newest submission of a run, or the one with this id.
+
+        Raises `InputError` with the nearest name.
+        """
         submissions = self.submissions()
         names = [one.run for one in submissions] + [one.id for one in submissions]
         if name in names:
@@ -137,8 +151,11 @@ class Jobs:
         metadata: Mapping[str, str],
         **more: Any,
     ) -> Submission:
-        """Run a command in a runtime environment of Ray; without `more` options, on the head and without resources."""
-        from ray.exceptions import AuthenticationError  # importing these takes a second
+        """Run a command in a runtime environment of Ray; without `more` options, on the head and
+        without resources.
+        """
+        # Importing these takes a second.
+        from ray.exceptions import AuthenticationError
 
         from rayfed.runtime import internals
 
@@ -149,7 +166,8 @@ class Jobs:
             **runtime_env.get("env_vars", {}),
         }
         try:
-            # With these headers in place of a token that Ray may find: they are dropped where a server sends it on.
+            # With these headers in place of a token that Ray may find: they are dropped where a
+            # server sends it on.
             internals.job_client(self.address, self.headers, REQUEST_LIMIT).submit_job(
                 entrypoint=shlex.join(command),
                 submission_id=submission_id,
@@ -159,7 +177,8 @@ class Jobs:
             )
         except AuthenticationError:
             raise no_token(self.address) from None
-        except OSError as error:  # of the library that Ray's client uses
+        except OSError as error:
+            # Of the library that Ray's client uses.
             raise ClusterLost(
                 f"the cluster at {self.address} does not answer any more ({brief(error)})"
             ) from None
@@ -187,12 +206,14 @@ class Jobs:
         return submission
 
     def ask(self, method: str, path: str, limit: float = 0.0) -> Any:
-        """The server's answer to a request of its REST interface. Raises `ClusterLost`, or `InputError` for a token."""
+        """The server's answer to a request of its REST interface.
+
+        Raises `ClusterLost`, or `InputError` for a token.
+        """
         try:
             request = Request(self.address + path, method=method)
-            request.unredirected_hdrs |= (
-                self.headers
-            )  # for the host that the user has named, and no other
+            # For the host that the user has named, and no other.
+            request.unredirected_hdrs |= self.headers
             opener = build_opener(ProxyHandler(proxies_for(self.address)))
             with opener.open(request, timeout=limit or REQUEST_LIMIT) as answer:
                 return json.load(answer)
@@ -217,23 +238,25 @@ class Jobs:
 
 @dataclass
 class Log:
-    """A job's log. `show` gets each piece of text once, even if `follow` is interrupted and called again."""
+    """A job's log.
+
+    `show` gets each piece of text once, even if `follow` is interrupted and called again.
+    """
 
     jobs: Jobs
     submission_id: str
     show: Callable[[str], None]
-    shown: int = 0  # characters
+    # Characters
+    shown: int = 0
 
     def follow(self) -> Submission:
         """Show the log as it grows, until the job is over; give how it ended."""
         while True:
-            submission = self.jobs.get(
-                self.submission_id
-            )  # before the log, which may still grow until then
+            # Before the log, which may still grow until then.
+            submission = self.jobs.get(self.submission_id)
             for line in self.jobs.log(self.submission_id)[self.shown :].splitlines(keepends=True):
-                self.shown += len(
-                    line
-                )  # first: what an interrupt leaves in the buffer of stdout is still written
+                # First: what an interrupt leaves in the buffer of stdout is still written.
+                self.shown += len(line)
                 self.show(line)
             if submission.over:
                 return submission
@@ -241,7 +264,9 @@ class Log:
 
 
 def id_for(run: str, taken: Collection[str]) -> str:
-    """A submission id that is not taken, made of characters that a URL may have: fedntd-table1-2 for fedntd/table1."""
+    """A submission id that is not taken, made of characters that a URL may have: fedntd-table1-2
+    for fedntd/table1.
+    """
     base = re.sub(r"[^A-Za-z0-9._-]", "-", run)
     numbered = (f"{base}-{number}" for number in count(2))
     return next(name for name in chain([base], numbered) if name not in taken)

@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
-    """The number of actors that fit on the nodes, node by node: an actor needs all its resources on one node."""
+    """The number of actors that fit on the nodes, node by node: an actor needs all its resources on
+    one node.
+    """
 
     def on(node: Resources) -> int:
         by_cpu = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
@@ -45,11 +47,13 @@ def selected(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 
 def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOptions:
-    """The options with the part of a GPU, no smaller than asked for, that has `most` actors, or nearly, use all GPUs.
+    """The options with the part of a GPU, no smaller than asked for, that has `most` actors, or
+    nearly, use all GPUs.
 
-    Ray puts each actor on the fullest GPU that has room for it. So actors have GPUs of their own; or k share a GPU, and
-    fewer than k parts are free in all, so that no GPU is idle, in whichever order nodes and actors come. A number of
-    actors that the user has set is kept, and `warn_of_idle_gpus` says where that leaves GPUs idle.
+    Ray puts each actor on the fullest GPU that has room for it. So actors have GPUs of their own;
+    or k share a GPU, and fewer than k parts are free in all, so that no GPU is idle, in whichever
+    order nodes and actors come. A number of actors that the user has set is kept, and
+    `warn_of_idle_gpus` says where that leaves GPUs idle.
     """
     if not 0 < options.gpu_share < 1:
         return options
@@ -65,31 +69,36 @@ def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOpt
 
 
 def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """The number of actors to start. Raises `InputError`, with the largest number that fits, for a larger request.
+    """The number of actors to start.
 
-    Until an actor's part of a GPU is measured, a number is refused only where not a single actor fits.
+    Raises `InputError`, with the largest number that fits, for a larger request.
+
+    Until an actor's part of a GPU is measured, a number is refused only where not a single actor
+    fits.
     """
     fit = capacity(options, nodes)
     if fit == 0:
         raise InputError(
-            f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}; ask for less with ray.num_cpus and "
-            "ray.num_gpus"
+            f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}; ask for less with "
+            "ray.num_cpus and ray.num_gpus"
         )
     if options.actors == "auto":
         return min(fit, clients_per_round)
     if options.actors > fit and options.num_gpus != "auto":
         raise InputError(
-            f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}, so at most {fit} "
-            "fit; ask for fewer actors, or for smaller actors (ray.num_cpus = 0.5 lets two share a CPU)"
+            f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}, "
+            f"so at most {fit} fit; ask for fewer actors, or for smaller actors (ray.num_cpus = "
+            "0.5 lets two share a CPU)"
         )
     return options.actors
 
 
 def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
-    """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs that they do not use.
+    """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs
+    that they do not use.
 
-    A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere may be replayed, it
-    is a warning.
+    A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere
+    may be replayed, it is a warning.
     """
     gpus, asked, actors = (
         sum(node.get("GPU", 0) for node in nodes),
@@ -98,7 +107,8 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
     )
     if gpus and asked == 0:
         log.warning(
-            "ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them",
+            "ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use "
+            "them",
             gpus,
         )
     elif not gpus and asked not in (0, "auto"):
@@ -107,7 +117,8 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
         )
     elif asked != "auto" and asked > 1:
         log.warning(
-            "ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of them",
+            "ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of "
+            "them",
             asked,
         )
     elif 0 < options.gpu_share < 1 and actors != "auto":
@@ -116,8 +127,8 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
         )
         if idle > 0 and actors > 1:
             log.warning(
-                "ray.actors = %d, each with %s: Ray fills one GPU after the other, and %d GPU stay idle; ray.actors = "
-                "'auto' would use all of them",
+                "ray.actors = %d, each with %s: Ray fills one GPU after the other, and %d GPU stay "
+                "idle; ray.actors = 'auto' would use all of them",
                 actors,
                 actor_text(options),
                 idle,
@@ -139,9 +150,11 @@ def nodes_text(nodes: Sequence[Resources]) -> str:
 
 
 def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
-    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in float64.
+    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in
+    float64.
 
-    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its own wait there too.
+    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its
+    own wait there too.
     """
     least, needed = (
         min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf),
@@ -149,8 +162,9 @@ def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
     )
     if least < needed:
         log.warning(
-            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f MB: Ray will write to "
-            "disk in between; start the nodes with --object-store-memory=%d or more",
+            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f "
+            "MB: Ray will write to disk in between; start the nodes with --object-store-memory=%d "
+            "or more",
             least / 1e6,
             needed / 1e6,
             needed,

@@ -42,13 +42,20 @@ from rayfed.tensors.wire import Packed, pack
 
 log = logging.getLogger(__name__)
 
-SMALL = 10_000  # bytes
-FETCH_LIMIT = 600.0  # seconds in which a client's memory must arrive here
-READ_LIMIT = 10.0  # seconds in which an object that is on this node is read
-LONGEST_TICK = 1.0  # seconds that all other work may wait while an object is on its way
-MOST_ITEMS = 4  # in a message
-MOST_BYTES = 2**26  # of the sums of a message
-NOT_HERE = object()  # in place of a result that has not come
+# Bytes
+SMALL = 10_000
+# Seconds in which a client's memory must arrive here.
+FETCH_LIMIT = 600.0
+# Seconds in which an object that is on this node is read.
+READ_LIMIT = 10.0
+# Seconds that all other work may wait while an object is on its way.
+LONGEST_TICK = 1.0
+# In a message.
+MOST_ITEMS = 4
+# Of the sums of a message.
+MOST_BYTES = 2**26
+# In place of a result that has not come.
+NOT_HERE = object()
 
 
 class Pool(Executor):

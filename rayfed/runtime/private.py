@@ -1,6 +1,8 @@
-"""A Ray's folder, and the other users of its machine: who can write into it can run code as the user that runs Ray.
+"""A Ray's folder, and the other users of its machine: who can write into it can run code as the
+user that runs Ray.
 
-Ray gives its folders the mode 0777, so what protects them is a folder above them that other users cannot enter.
+Ray gives its folders the mode 0777, so what protects them is a folder above them that other users
+cannot enter.
 """
 
 import fcntl
@@ -18,10 +20,12 @@ from rayfed.base.errors import InputError, Unwritable
 from rayfed.base.files import PASSING
 
 TRUST = (
-    "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
+    # Set by --trust-this-machine: its other users need not be kept out.
+    "RAYFED_TRUST_THIS_MACHINE"
 )
-# How to start a Ray that only its user can use: with a token, in a folder that only this user can enter.
-# `$(id -u)`, as a container may have no USER. The README, the pages on security and on clusters have the same lines.
+# How to start a Ray that only its user can use: with a token, in a folder that only this user can
+# enter. `$(id -u)`, as a container may have no USER. The README, the pages on security and on
+# clusters have the same lines.
 STEPS = (
     "(umask 077 && ray get-auth-token --generate > /dev/null)",
     "export RAY_AUTH_MODE=token",
@@ -31,25 +35,30 @@ STEPS = (
 )
 RECIPE = "; ".join(STEPS)
 LONGEST = (
-    39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
+    # Bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107.
+    39
 )
-USUAL = "/tmp"  # where temporary files lie
+# Where temporary files lie.
+USUAL = "/tmp"
 NOBODY = (
-    65534  # owns, as a container sees it, what belongs to users that the container does not have
+    # Owns, as a container sees it, what belongs to users that the container does not have.
+    65534
 )
 
 
 def way_in(place: Path) -> Path | None:
-    """The folder through which another user could change what is in `place`; None if there is none, or none is seen.
+    """The folder through which another user could change what is in `place`; None if there is none,
+    or none is seen.
 
     Root is trusted. A folder that other users cannot enter closes all that lies in it.
     """
     everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
     trusted = {0, os.getuid(), 0 if everybody else NOBODY}
+    # Links on the way, and what they lead to.
     for way in (
         place.absolute(),
         Path(os.path.realpath(place)),
-    ):  # links on the way, and what they lead to
+    ):
         with suppress(OSError):
             for folder in (*reversed(way.parents), way):
                 status = folder.lstat()
@@ -62,23 +71,27 @@ def way_in(place: Path) -> Path | None:
 
 
 def refuse_open(place: str, ray: str) -> None:
-    """Raises `InputError` where another user could write into the folder `place` of the Ray that `ray` names."""
+    """Raises `InputError` where another user could write into the folder `place` of the Ray that
+    `ray` names.
+    """
     way = None if os.environ.get(TRUST) else way_in(Path(place))
     if way:
         raise InputError(
-            f"{ray}: other users of this machine can change what that Ray runs, in its folder '{place}', through "
-            f"'{way}'; stop it (`ray stop` ends every Ray of yours on this machine), then start it in a folder that "
-            f"only you can enter (`{RECIPE}`); or, if you trust them all, give --trust-this-machine (in a script, set "
-            f"{TRUST}=1)"
+            f"{ray}: other users of this machine can change what that Ray runs, in its folder "
+            f"'{place}', through '{way}'; stop it (`ray stop` ends every Ray of yours on this "
+            f"machine), then start it in a folder that only you can enter (`{RECIPE}`); or, if you "
+            f"trust them all, give --trust-this-machine (in a script, set {TRUST}=1)"
         )
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for a Ray of this process, closed to other users, and locked. Raises `InputError` if there can be none.
+    """A folder for a Ray of this process, closed to other users, and locked.
 
-    It is removed in the end; after an error it stays, with its logs, until this user's next Ray is started: that
-    removes what dead processes have left, and ends what they have left running.
+    Raises `InputError` if there can be none.
+
+    It is removed in the end; after an error it stays, with its logs, until this user's next Ray is
+    started: that removes what dead processes have left, and ends what they have left running.
     """
     own, lock = _claimed()
     with lock:
@@ -87,7 +100,9 @@ def folder() -> Iterator[Path]:
 
 
 def home() -> Path:
-    """This user's folder for all Rays of rayfed: in TMPDIR, or in /tmp where that is too long or open to others."""
+    """This user's folder for all Rays of rayfed: in TMPDIR, or in /tmp where that is too long or
+    open to others.
+    """
     named = _named()
     bases = [os.environ[named], USUAL] if named else [USUAL]
     for base in bases:
@@ -99,13 +114,16 @@ def home() -> Path:
         if is_short and (is_closed or (place.is_dir() and os.environ.get(TRUST))):
             return place
     raise InputError(
-        f"Ray cannot be started here: '{place}' is not a folder that only you can enter; make it one (`chmod 700`), or "
-        "let TMPDIR name a folder of yours with a short path"
+        f"Ray cannot be started here: '{place}' is not a folder that only you can enter; make it "
+        "one (`chmod 700`), or let TMPDIR name a folder of yours with a short path"
     )
 
 
 def _claimed() -> tuple[Path, TextIO]:
-    """A new folder for a Ray, and its lock, which lasts until it is closed. Removes what dead processes have left."""
+    """A new folder for a Ray, and its lock, which lasts until it is closed.
+
+    Removes what dead processes have left.
+    """
     place = home()
     with _with_the_way_on(str(place.parent)), open(place / "lock", "a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
@@ -130,7 +148,9 @@ def _named() -> str:
 
 @contextmanager
 def _with_the_way_on(base: str) -> Iterator[None]:
-    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else `InputError`."""
+    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else
+    `InputError`.
+    """
     named = _named()
     place = f"{named} = '{base}'" if named and os.environ[named] == base else f"'{base}'"
     try:
@@ -138,8 +158,9 @@ def _with_the_way_on(base: str) -> Iterator[None]:
     except OSError as error:
         kind = Unwritable if error.errno in PASSING else InputError
         raise kind(
-            f"Ray cannot be started here: {place}: its files cannot be put there ({error.strerror}); let TMPDIR name a "
-            "folder of yours that can be written to, on a local disk, with a short path"
+            f"Ray cannot be started here: {place}: its files cannot be put there "
+            f"({error.strerror}); let TMPDIR name a folder of yours that can be written to, on a "
+            "local disk, with a short path"
         ) from None
 
 
@@ -164,7 +185,8 @@ def is_raylet_in(path: Path) -> bool:
 
 def remove(path: Path) -> None:
     """End what a dead Ray has left running, and remove its folder, once none of it can write there."""
-    for _ in range(500):  # ten seconds: what was just killed, or started, on a busy machine
+    # Ten seconds: what was just killed, or started, on a busy machine.
+    for _ in range(500):
         if not kill_rays_in(path):
             break
         time.sleep(0.02)
@@ -172,14 +194,19 @@ def remove(path: Path) -> None:
 
 
 def _rays_in(path: Path) -> list[int]:
-    """This user's processes of Ray with a file open below `path`. Ray renames its workers and agents once they are up;
-    before, they run files of its package. Other processes may read its logs."""
-    import ray  # takes a second, and commands without a Ray read this file too
+    """This user's processes of Ray with a file open below `path`.
+
+    Ray renames its workers and agents once they are up; before, they run files of its package.
+    Other processes may read its logs.
+    """
+    # Takes a second, and commands without a Ray read this file too.
+    import ray
 
     inside, package = f"{os.path.realpath(path)}/", os.fsencode(f"{Path(ray.__file__).parent}/")
     found = []
     for process in {*Path("/proc").glob("[1-9]*")} - {Path(f"/proc/{os.getpid()}")}:
-        with suppress(OSError):  # another user's, or it has ended
+        # Another user's, or it has ended.
+        with suppress(OSError):
             command = (process / "cmdline").read_bytes()
             rays = process.stat().st_uid == os.getuid() and (
                 command.startswith(b"ray") or package in command

@@ -1,6 +1,7 @@
 """The proxy of the environment, and which requests to a cluster go through it.
 
-A proxy reads a request over http, with the token in it. So only requests over https to other machines may take one.
+A proxy reads a request over http, with the token in it. So only requests over https to other
+machines may take one.
 """
 
 import ipaddress
@@ -14,9 +15,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def proxies_for(url: str) -> dict[str, str]:
-    """Return the proxy for a request, by its scheme; {} for a request that goes to its host directly.
+    """Return the proxy for a request, by its scheme; {} for a request that goes to its host
+    directly.
 
-    `https_proxy` and `no_proxy` of the environment count. An address of this machine never has a proxy.
+    `https_proxy` and `no_proxy` of the environment count. An address of this machine never has a
+    proxy.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -27,9 +30,11 @@ def proxies_for(url: str) -> dict[str, str]:
 
 
 def without_proxy_here() -> dict[str, str]:
-    """Return variables that keep requests to the loopback interface away from the proxy; {} where there is none.
+    """Return variables that keep requests to the loopback interface away from the proxy; {} where
+    there is none.
 
-    They are for Ray's own processes, and for what users run in them: libraries of HTTP heed the variables.
+    They are for Ray's own processes, and for what users run in them: libraries of HTTP heed the
+    variables.
     """
     if not {name for name in getproxies() if name != "no"}:
         return {}
@@ -40,7 +45,8 @@ def without_proxy_here() -> dict[str, str]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine: by its name, or by an address of one of its network interfaces.
+    """Return whether a host is this machine: by its name, or by an address of one of its network
+    interfaces.
 
     No name server is asked: behind a proxy it may know no name, and the answer may take seconds.
     """
@@ -49,7 +55,8 @@ def is_this_machine(host: str) -> bool:
         return True
     try:
         found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):  # a name, not an address
+    except (OSError, UnicodeError):
+        # A name, not an address.
         return False
     for family, _, _, _, place in found:
         address = ipaddress.ip_address(str(place[0]).partition("%")[0])
@@ -57,7 +64,8 @@ def is_this_machine(host: str) -> bool:
             return True
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind((place[0], 0))  # fails unless the address is this machine's
+                # Fails unless the address is this machine's.
+                probe.bind((place[0], 0))
         except OSError:
             continue
         return True

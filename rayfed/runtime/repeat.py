@@ -1,4 +1,6 @@
-"""Code of the user's may keep something from client to client: who it is, its caches, and a check that refuses it."""
+"""Code of the user's may keep something from client to client: who it is, its caches, and a check
+that refuses it.
+"""
 
 import functools
 import sys
@@ -21,7 +23,8 @@ from rayfed.rounds.site import Site
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of
 
-# Packages whose parts and modules keep nothing of a client: those of any other may, and are the user's.
+# Packages whose parts and modules keep nothing of a client: those of any other may, and are the
+# user's.
 LIBRARIES = frozenset({"rayfed", "torch", "torchvision", "timm", "peft"})
 RAYFED = str(Path(__file__).parents[1])
 
@@ -30,14 +33,17 @@ def users_own(site: Site, round: int) -> list[Part | nn.Module]:
     """The parts and the modules of the model that are the user's."""
     every: list[Part | nn.Module] = [*parts_at(site.job.method, round), *site.model.modules()]
     own = [one for one in every if _of_user(type(one))]
-    # A function of the user's makes a model of torch's own modules, and may have hung hooks on them.
+    # A function of the user's makes a model of torch's own modules, and may have hung hooks on
+    # them.
     if ":" in site.job.model.name and site.model not in own:
         own.append(site.model)
     return own
 
 
 def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
-    """What empties the caches in the user's modules, in their classes, and of the parts' `cached_property`."""
+    """What empties the caches in the user's modules, in their classes, and of the parts'
+    `cached_property`.
+    """
     empty: list[Callable[[], object]] = []
     for module in filter(_is_users, list(sys.modules.values())):
         values = list(vars(module).values())
@@ -46,9 +52,8 @@ def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
             for value in values
             if isinstance(value, type) and value.__module__ == module.__name__
         ]:
-            values += [
-                getattr(value, "__func__", value) for value in vars(kind).values()
-            ]  # also of a staticmethod
+            # Also of a staticmethod.
+            values += [getattr(value, "__func__", value) for value in vars(kind).values()]
         clears = [
             getattr(value, "cache_clear", None)
             for value in values
@@ -72,7 +77,8 @@ def _of_user(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
-Bits = dict[str, Any]  # slot -> all bits that a run depends on; the loss is under the slot ''
+# Slot -> all bits that a run depends on; the loss is under the slot ''.
+Bits = dict[str, Any]
 
 
 def bits_of(reply: Reply) -> Bits:
@@ -97,24 +103,27 @@ def refuse_other_bits(
     suspects = [one for one in own if getattr(one, "slot", "") in slots] or own
     names = " or ".join(dict.fromkeys(map(_name, suspects)))
     raise BrokenContract(
-        f"{work}: served again after others, it gives other bits, so the results would depend on which process serves "
-        f"whom, and on where a run is resumed. {names} keeps something from client to client (a global, an attribute "
-        "of a class, a generator of its own, a patched function): give it back as memory or state, and draw from "
-        "torch's generator; to have no check: ray.check_repeat = false"
+        f"{work}: served again after others, it gives other bits, so the results would depend on "
+        f"which process serves whom, and on where a run is resumed. {names} keeps something from "
+        "client to client (a global, an attribute of a class, a generator of its own, a patched "
+        "function): give it back as memory or state, and draw from torch's generator; to have no "
+        "check: ray.check_repeat = false"
     )
 
 
 def refuse_other_numbers(own: Sequence[nn.Module], first: Evaluation, again: Evaluation) -> None:
-    """Raises `BrokenContract` where a model, looked at again on the same images, gives other numbers."""
+    """Raises `BrokenContract` where a model, looked at again on the same images, gives other
+    numbers.
+    """
     same_answers = np.array_equal(first.confusion, again.confusion)
     if same_answers and first.loss.hex() == again.loss.hex():
         return
     names = " or ".join(dict.fromkeys(map(_name, own)))
     raise BrokenContract(
-        f"the evaluation: on the same test images, the same model gives other outputs the second time. {names} keeps "
-        "something from one forward pass to the next (a global, an attribute of a class, a generator of its own): keep "
-        "it in the model's buffers, and draw from torch's generator, which rayfed seeds; to have no check: "
-        "ray.check_repeat = false"
+        "the evaluation: on the same test images, the same model gives other outputs the second "
+        f"time. {names} keeps something from one forward pass to the next (a global, an attribute "
+        "of a class, a generator of its own): keep it in the model's buffers, and draw from "
+        "torch's generator, which rayfed seeds; to have no check: ray.check_repeat = false"
     )
 
 

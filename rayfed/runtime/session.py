@@ -1,4 +1,7 @@
-"""The connection to Ray, and a run's actors on it. Requests beyond the cluster's resources are refused first."""
+"""The connection to Ray, and a run's actors on it.
+
+Requests beyond the cluster's resources are refused first.
+"""
 
 import errno
 import logging
@@ -51,15 +54,17 @@ log = logging.getLogger(__name__)
 # Ray before 2.56 hides the GPUs from actors that ask for none, and announces on the terminal that
 # later Rays will not. This can go once pyproject.toml asks for Ray 2.56.
 AS_LATER_RAYS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# For a Ray that we start: its workers import what actors need before there are actors, and freed objects leave the
-# store at once. (Ray's default is once per second, with which the store holds four times as much.)
+# For a Ray that we start: its workers import what actors need before there are actors, and freed
+# objects leave the store at once. (Ray's default is once per second, with which the store holds
+# four times as much.)
 OUR_RAY = {
     **AS_LATER_RAYS,
     "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     internals.UV_HOOK: "0",
-    "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
+    # Or its processes that begin with `python -c` look for modules in the working folder first.
+    "PYTHONSAFEPATH": "1",
 }
 # Errors of a system at the start of Ray that the user can mend: the way on.
 LIMITS = {
@@ -72,23 +77,28 @@ LIMITS = {
     errno.EEXIST: "HOME and TMPDIR must name folders that can be written to",
     errno.ENAMETOOLONG: "let TMPDIR name a folder of yours with a short path",
 }
-FEW_FILES = 1024  # with which Ray's processes fail, in many ways
+# With which Ray's processes fail, in many ways.
+FEW_FILES = 1024
 LOOK = "to train without Ray: -s ray.mode=off"
-FATAL = re.compile(
-    r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback"
-)  # a line of Ray's logs
-FATAL_PREFIX = re.compile(r"^.*?\.cc:\d+:\s*")  # when, and in which file of Ray's
-TESTED = (2, 60)  # the newest Ray that the tests were run with
+# A line of Ray's logs.
+FATAL = re.compile(r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback")
+# When, and in which file of Ray's.
+FATAL_PREFIX = re.compile(r"^.*?\.cc:\d+:\s*")
+# The newest Ray that the tests were run with.
+TESTED = (2, 60)
 # While a Ray is joined. Ray would refuse a cluster whose Python differs in its patch version only.
 JOINING = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor", **AS_LATER_RAYS}
-SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
+# In the environment of a submitted job.
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 @contextmanager
 def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
-    """A Ray that is started here for the context, with room for `most` actors, or a Ray that is joined.
+    """A Ray that is started here for the context, with room for `most` actors, or a Ray that is
+    joined.
 
-    Call it in a thread that lasts as long as the context: Linux ends Ray's processes with the thread that started them.
+    Call it in a thread that lasts as long as the context: Linux ends Ray's processes with the
+    thread that started them.
     """
     refuse_hidden()
     warn_of_a_newer_ray()
@@ -105,19 +115,23 @@ def refuse_initialised() -> None:
     """Raises `InputError` where this process has a Ray already: Ray has one for each process."""
     if ray.is_initialized():
         raise InputError(
-            "Ray is initialised in this process already, and no second Ray can be started: to run on it, give "
-            "ray.address = 'auto'; or call ray.shutdown() first, to have a Ray started for the run"
+            "Ray is initialised in this process already, and no second Ray can be started: to run "
+            "on it, give ray.address = 'auto'; or call ray.shutdown() first, to have a Ray started "
+            "for the run"
         )
 
 
 def refuse_hidden() -> None:
-    """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's workers have both."""
+    """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's
+    workers have both.
+    """
     for name in sys.stdlib_module_names & sys.modules.keys():
         file = getattr(sys.modules[name], "__file__", None)
-        if file and not is_installed(file):  # setuptools replaces a module of the library
+        # Setuptools replaces a module of the library.
+        if file and not is_installed(file):
             raise InputError(
-                f"'{file}' hides Python's own module '{name}', and Ray's workers would not all import the same; give "
-                "the file another name, or ray.mode = 'off'"
+                f"'{file}' hides Python's own module '{name}', and Ray's workers would not all "
+                "import the same; give the file another name, or ray.mode = 'off'"
             )
 
 
@@ -156,11 +170,11 @@ def open_actors(
         cohort if asked.actors == "auto" else asked.actors,
     )
     if options.num_gpus == "auto":
-        num_actors(
-            options, nodes, cohort
-        )  # where not a single actor fits, that is refused before anything is measured
+        # Where not a single actor fits, that is refused before anything is measured.
+        num_actors(options, nodes, cohort)
         share, whole = 1.0, replace(options, num_gpus=1.0)
-        if capacity(whole, nodes) < most:  # else each actor has a GPU of its own
+        # Else each actor has a GPU of its own.
+        if capacity(whole, nodes) < most:
             with ray_may_fail():
                 share = measure_share(
                     new_actor(whole, f"{name}/probe"), reference, head.known(), options.patience
@@ -181,9 +195,11 @@ def open_actors(
 
 
 def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """As `num_actors`; but actors that do not fit are created where an autoscaler, of version 2, adds nodes for them.
+    """As `num_actors`; but actors that do not fit are created where an autoscaler, of version 2,
+    adds nodes for them.
 
-    Actors that wait for room are what it adds nodes for, and Ray forgets them when the run ends, however it ends.
+    Actors that wait for room are what it adds nodes for, and Ray forgets them when the run ends,
+    however it ends.
     """
     try:
         return num_actors(options, nodes, clients_per_round)
@@ -195,20 +211,25 @@ def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: i
 
 @dataclass(frozen=True, eq=False)
 class Stored(Site):
-    """A site whose arrays lie in Ray's store, where this process reads them in place, as the actors of its node do."""
+    """A site whose arrays lie in Ray's store, where this process reads them in place, as the actors
+    of its node do.
+    """
 
     reference: ObjectRef = field(kw_only=True)
 
 
 def refuse_unsendable(name: str, model: nn.Module) -> None:
-    """Raise `InputError` where a model cannot be sent to Ray's workers, before a Ray is started for it."""
+    """Raise `InputError` where a model cannot be sent to Ray's workers, before a Ray is started for
+    it.
+    """
     make_sendable(model)
     try:
         cloudpickle.loads(cloudpickle.dumps(model))
     except Exception as error:
         raise InputError(
-            f"model '{name}': it cannot be sent to Ray's workers, as pickling it fails ({type(error).__name__}: "
-            f"{first_line(error)}); keep locks, files and connections out of it, or give ray.mode = 'off'"
+            f"model '{name}': it cannot be sent to Ray's workers, as pickling it fails "
+            f"({type(error).__name__}: {first_line(error)}); keep locks, files and connections out "
+            "of it, or give ray.mode = 'off'"
         ) from error
 
 
@@ -239,20 +260,20 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     here = machine()
     if options.labels:
         raise InputError(
-            "ray.labels choose nodes of a cluster, and a Ray would be started here; give ray.address too"
+            "ray.labels choose nodes of a cluster, and a Ray would be started here; give "
+            "ray.address too"
         )
     options = without_absent_gpus(options, [here])
     if options.num_gpus == "auto":
         options = replace(options, num_gpus=1 / most_on_a_gpu())
     # Refuses a request that cannot fit, before anything is started.
     count = num_actors(options, [here], most)
-    here["CPU"] = math.ceil(
-        count * options.num_cpus
-    )  # Ray starts a process for each, with torch: 320 MB
+    # Ray starts a process for each, with torch: 320 MB
+    here["CPU"] = math.ceil(count * options.num_cpus)
     for other in internals.running_here():
         log.warning(
-            "a Ray of yours is on this machine, and the run starts another, which counts the same CPUs and GPUs; to "
-            "use that one: -s ray.address=%s",
+            "a Ray of yours is on this machine, and the run starts another, which counts the same "
+            "CPUs and GPUs; to use that one: -s ray.address=%s",
             other,
         )
     log.info("starting Ray")
@@ -271,7 +292,8 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                 internals.without_waiting_for_the_dashboard(),
             ):
                 ray.init(
-                    address="local",  # a bare init would follow an old address file to a Ray that may be gone
+                    # A bare init would follow an old address file to a Ray that may be gone.
+                    address="local",
                     num_cpus=int(here["CPU"]),
                     num_gpus=int(here["GPU"]),
                     job_config=internals.same_modules(
@@ -288,9 +310,11 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started in its folder.
+    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started in its
+    folder.
 
-    The error is `WorkersLost` where a second try may help, `InputError` for the machine's limits, else `RunFailed`.
+    The error is `WorkersLost` where a second try may help, `InputError` for the machine's limits,
+    else `RunFailed`.
     """
     try:
         yield
@@ -305,8 +329,8 @@ def _explained(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"{what}; this process may open {files} files only: {LIMITS[errno.EMFILE]}"
             ) from error
-        # Ray calls it slow too where it waits in vain for a process that has ended. If that was for lack of time or of
-        # room, it may not end so again.
+        # Ray calls it slow too where it waits in vain for a process that has ended. If that was for
+        # lack of time or of room, it may not end so again.
         last = _last_words(folder)
         if may_pass(error) and (not last or private.is_raylet_in(folder) or SAID.search(last)):
             raise WorkersLost(f"{what}{last}; try again") from error
@@ -328,13 +352,18 @@ def _last_words(folder: Path) -> str:
 
 @contextmanager
 def _joined(address: str, named: str) -> Iterator[None]:
-    """A running Ray, left as it was when the context ends. `named` says in messages who has given its address."""
+    """A running Ray, left as it was when the context ends.
+
+    `named` says in messages who has given its address.
+    """
     if address.startswith(("http://", "https://")):
         raise InputError(
-            f"{named}: that is the URL of a dashboard, for `rayfed submit`; a run joins a Ray at the port of its head, "
-            f"such as ray.address = '127.0.0.1:6379'; or {trust.without(named)} to have a Ray started here"
+            f"{named}: that is the URL of a dashboard, for `rayfed submit`; a run joins a Ray at "
+            "the port of its head, such as ray.address = '127.0.0.1:6379'; or "
+            f"{trust.without(named)} to have a Ray started here"
         )
-    if ray.is_initialized():  # by whoever has called us, and who also leaves it
+    # By whoever has called us, and who also leaves it.
+    if ray.is_initialized():
         _refuse_another(address, named)
         yield
         return
@@ -346,15 +375,16 @@ def _joined(address: str, named: str) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         versions.refuse_as_told(named, error)
         raise InputError(
-            f"{named}: no Ray answers there ({first_line(error)}); start one with `{private.RECIPE}`, or "
-            f"{trust.without(named)} to have one started here"
+            f"{named}: no Ray answers there ({first_line(error)}); start one with "
+            f"`{private.RECIPE}`, or {trust.without(named)} to have one started here"
         ) from None
     try:
-        if SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
+        # A job runs in its Ray, as the user who submitted it chose.
+        if SUBMITTED not in os.environ:
             folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
             private.refuse_open(folder, named)
         if context.dashboard_url:
-            joined = context.address_info.get("gcs_address", address)  # type: ignore[attr-defined]  # not auto
+            joined = context.address_info.get(("gcs_address"), address)  # type: ignore[attr-defined]  # not auto
             log.info(
                 "joined the Ray cluster at %s; dashboard: http://%s", joined, context.dashboard_url
             )
@@ -369,6 +399,6 @@ def _refuse_another(address: str, named: str) -> None:
     port = address.rpartition(":")[2]
     if address != "auto" and "://" not in address and port != joined.rpartition(":")[2]:
         raise InputError(
-            f"{named}: Ray is initialised in this process already, at {joined}; give ray.address = 'auto' to run on "
-            "that Ray, or call ray.shutdown() first"
+            f"{named}: Ray is initialised in this process already, at {joined}; give ray.address = "
+            "'auto' to run on that Ray, or call ray.shutdown() first"
         )

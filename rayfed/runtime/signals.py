@@ -14,28 +14,35 @@ from rayfed.base.errors import STOPPED
 log = logging.getLogger(__name__)
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 3.0  # seconds from a signal in which a start may still come to its end
+# Seconds from a signal in which a start may still come to its end.
+GRACE = 3.0
 
 
-_asked: list[list[int]] = []  # the signals that came in each of the contexts
+# The signals that came in each of the contexts.
+_asked: list[list[int]] = []
 
 
 def refuse_to_go_on() -> None:
-    """Raise KeyboardInterrupt if the run was asked to stop and works on, because Python dropped the first interrupt."""
+    """Raise KeyboardInterrupt if the run was asked to stop and works on, because Python dropped the
+    first interrupt.
+    """
     if any(_asked):
         raise KeyboardInterrupt
 
 
 @contextmanager
 def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
-    """Say `words` at once when such a signal comes, and raise KeyboardInterrupt, so that finished rounds are kept.
+    """Say `words` at once when such a signal comes, and raise KeyboardInterrupt, so that finished
+    rounds are kept.
 
     With `at_the_end` it is raised when the context is left.
 
-    Python drops an exception that is raised where a finaliser runs, or C code calls back: see `refuse_to_go_on`.
+    Python drops an exception that is raised where a finaliser runs, or C code calls back: see
+    `refuse_to_go_on`.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
+        # Only the main thread may handle signals.
+        yield
         return
     came: list[int] = []
     if not at_the_end:
@@ -43,43 +50,46 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         came.append(number)
-        with suppress(RuntimeError):  # the signal came while a line was being written
+        # The signal came while a line was being written.
+        with suppress(RuntimeError):
             log.info("%s", words)
         if not at_the_end:
             raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in STOPS}
-    ours = {
-        number for number, handler in before.items() if handler is not signal.SIG_IGN
-    }  # as `nohup` sets
+    # As `nohup` sets.
+    ours = {number for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in ours:
         signal.signal(number, stop)
     try:
         yield
     except Exception:
-        if came:  # it was to stop; what has failed on the way out says less
+        # It was to stop; what has failed on the way out says less.
+        if came:
             raise KeyboardInterrupt from None
         raise
     finally:
         if not at_the_end:
             _asked.pop()
         for number in ours:
-            signal.signal(
-                number, before[number] or signal.SIG_DFL
-            )  # None: it was not set from Python
+            # None: it was not set from Python.
+            signal.signal(number, before[number] or signal.SIG_DFL)
     if at_the_end and came:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
-    """End this process where a signal asks it to stop and the work in the context has not ended `GRACE` seconds later.
+    """End this process where a signal asks it to stop and the work in the context has not ended
+    `GRACE` seconds later.
 
-    A second signal ends it at once. Before, `end` is called. The work is a start of Ray: it may wait for a minute in
-    C++, where Python raises nothing, and a Ray that is half started cannot be stopped in an orderly way.
+    A second signal ends it at once. Before, `end` is called. The work is a start of Ray: it may
+    wait for a minute in C++, where Python raises nothing, and a Ray that is half started cannot be
+    stopped in an orderly way.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
+        # Only the main thread may handle signals.
+        yield
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -92,14 +102,17 @@ def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         over.set()
-        os.write(writer, b"\0")  # no signal has this number: the watcher looks up
+        # No signal has this number: the watcher looks up.
+        os.write(writer, b"\0")
         watcher.join()
         os.close(writer)
         os.close(reader)
 
 
 def _watch(reader: int, forward: int, over: threading.Event, end: Callable[[], object]) -> None:
-    """Wait for the first signal, then for the second one or for `GRACE` seconds, and end the process."""
+    """Wait for the first signal, then for the second one or for `GRACE` seconds, and end the
+    process.
+    """
     came = 0
     while came < 2:
         ready, _, _ = select.select([reader], [], [], GRACE if came else None)

@@ -1,8 +1,9 @@
-"""Many runs at once, each in a Ray task with the resources of one actor: a run has the same bits in any process.
+"""Many runs at once, each in a Ray task with the resources of one actor: a run has the same bits in
+any process.
 
-A run writes its own folder, from where its task is, so nodes must share the folder of the results. The driver makes
-each run's folder, and a task that does not find it ends them all. A task that is lost goes on elsewhere from the run's
-checkpoint.
+A run writes its own folder, from where its task is, so nodes must share the folder of the results.
+The driver makes each run's folder, and a task that does not find it ends them all. A task that is
+lost goes on elsewhere from the run's checkpoint.
 """
 
 import logging
@@ -34,17 +35,19 @@ from rayfed.runtime.session import connected, machine
 
 log = logging.getLogger(__name__)
 
-TICK = 1.0  # seconds from one look at the running runs to the next
-LAST_WORDS = 60.0  # seconds in which a run that is stopped must have written its checkpoint
+# Seconds from one look at the running runs to the next.
+TICK = 1.0
+# Seconds in which a run that is stopped must have written its checkpoint.
+LAST_WORDS = 60.0
 
-Play = Callable[
-    [Job, Dataset], None
-]  # runs a job in this process on its data, from its checkpoint on if it has one
+# Runs a job in this process on its data, from its checkpoint on if it has one.
+Play = Callable[[Job, Dataset], None]
 
 
 @contextmanager
 def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
-    """A Ray for many runs at once, for the context; False where one after the other, on all actors, is faster.
+    """A Ray for many runs at once, for the context; False where one after the other, on all actors,
+    is faster.
 
     It is faster where there are fewer runs than a single run could have actors.
     """
@@ -77,11 +80,12 @@ def _room(options: RayOptions, nodes: Sequence[Resources]) -> int:
 def in_slots(
     jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Sequence[Job]], None]
 ) -> Iterator[Ended]:
-    """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
+    """Run jobs on the Ray that is connected, in their order, as many at once as there is room for;
+    each as it ends.
 
-    `read` gives a job's data, the same object for all jobs that read the same; `watch` is told, each second, which runs
-    are under way. Where the iteration is left early, they stop with a checkpoint. Raises `InputError` where a node does
-    not see the folder of the results.
+    `read` gives a job's data, the same object for all jobs that read the same; `watch` is told,
+    each second, which runs are under way. Where the iteration is left early, they stop with a
+    checkpoint. Raises `InputError` where a node does not see the folder of the results.
     """
     with ray_may_fail(), closing(Slots(play, read, len(jobs), jobs[0].ray.labels)) as slots:
         waiting, heartbeat = deque(jobs), Heartbeat(starting=True)
@@ -115,7 +119,8 @@ class Slots:
         self.running: dict[ObjectRef, Job] = {}
         self._play, self._read, self._runs = play, read, runs
         self._head = Head(labels)
-        self._lost: Counter[str] = Counter()  # how often each run's task was lost
+        # How often each run's task was lost.
+        self._lost: Counter[str] = Counter()
         self._stored: list[tuple[Dataset, ObjectRef]] = []
 
     def has_room(self, job: Job) -> bool:
@@ -141,7 +146,9 @@ class Slots:
         self.running[reference] = job
 
     def ended(self) -> Iterator[Ended]:
-        """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
+        """The runs that have ended since the last time, after a second at most; lost runs are begun
+        again.
+        """
         references = list(self.running)
         ray.wait(references, timeout=TICK)
         done, _ = ray.wait(references, num_returns=len(references), timeout=0)
@@ -158,11 +165,15 @@ class Slots:
             self._lost[job.name] += 1
             times, limit = self._lost[job.name], job.ray.max_retries
             if times > limit:
-                why = f"error: the process of the run was lost or locked out {times} times, the last time: {message}"
+                why = (
+                    f"error: the process of the run was lost or locked out {times} times, the last "
+                    f"time: {message}"
+                )
                 yield Ended(job, WorkersLost.exit_code, why)
                 continue
             log.warning(
-                "the process of %s is lost or locked out (%s); it continues from its last checkpoint, attempt %d of %d",
+                "the process of %s is lost or locked out (%s); it continues from its last "
+                "checkpoint, attempt %d of %d",
                 job.name,
                 message,
                 times + 1,
@@ -191,33 +202,35 @@ class Slots:
 def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, str]:
     """The exit code and the message that the run's command would have ended with.
 
-    Raises `InputError` where this node does not see the run's folder: its results would be lost here.
+    Raises `InputError` where this node does not see the run's folder: its results would be lost
+    here.
     """
     with suppress(OSError):
-        os.chdir(folder)  # the command's: paths in the job may be relative to it
+        # The command's: paths in the job may be relative to it.
+        os.chdir(folder)
     if not folder_of(job).is_dir():
         raise InputError(
-            f"node {ray.util.get_node_ip_address()} does not see '{job.output.path}' (output.path), where each run of "
-            "a grid writes its results: name a folder that all nodes share, or use a Ray of this machine only (no "
-            "ray.address)"
+            f"node {ray.util.get_node_ip_address()} does not see '{job.output.path}' "
+            "(output.path), where each run of a grid writes its results: name a folder that all "
+            "nodes share, or use a Ray of this machine only (no ray.address)"
         )
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # where it is ignored, `ray.cancel` does nothing
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # Ray's handler raises SystemExit, in a hook: the user's error
+    # Where it is ignored, `ray.cancel` does nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ray's handler raises SystemExit, in a hook: the user's error.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
         elif not ray.get_gpu_ids():
             os.environ["CUDA_VISIBLE_DEVICES"] = (
-                ""  # Ray hides no GPU from a process to which it gives none
+                # Ray hides no GPU from a process to which it gives none.
+                ""
             )
         play(job, dataset)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
-    except Locked as error:  # a machine that was lost may still have it
+    except Locked as error:
+        # A machine that was lost may still have it.
         return STOPPED, str(error)
     except Exception as error:
         return getattr(error, "exit_code", 1), explained(error)
@@ -225,6 +238,5 @@ def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, 
 
 
 _play_in_slot = ray.remote(_in_slot)
-_play_on_gpu = ray.remote(max_calls=1)(
-    _in_slot
-)  # a process whose CUDA has been used stays on that GPU
+# A process whose CUDA has been used stays on that GPU
+_play_on_gpu = ray.remote(max_calls=1)(_in_slot)

@@ -11,9 +11,10 @@ from rayfed.runtime import private
 log = logging.getLogger(__name__)
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-ADVICE = (  # where a token is missing, or wrong
-    "put the token that `ray get-auth-token` prints on the cluster's head node into ~/.ray/auth_token, or into "
-    "RAY_AUTH_TOKEN"
+# Where a token is missing, or wrong.
+ADVICE = (
+    "put the token that `ray get-auth-token` prints on the cluster's head node into "
+    "~/.ray/auth_token, or into RAY_AUTH_TOKEN"
 )
 
 
@@ -32,9 +33,8 @@ def token_file() -> Path | None:
         return Path(named)
     try:
         return Path.home() / ".ray" / "auth_token"
-    except (
-        RuntimeError
-    ):  # a user of a container, by number: neither HOME nor the system names a folder
+    # A user of a container, by number: neither HOME nor the system names a folder.
+    except RuntimeError:
         return None
 
 
@@ -58,7 +58,8 @@ def keep_private() -> None:
     try:
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
-            if path.parent.stat().st_mode & 0o011:  # if not, the folder has kept others out
+            # If not, the folder has kept others out.
+            if path.parent.stat().st_mode & 0o011:
                 log.warning("%s could be read by others; now only by you", path)
     except FileNotFoundError:
         return
@@ -67,11 +68,12 @@ def keep_private() -> None:
 
 
 def for_a_new_ray() -> dict[str, str]:
-    """Make a token where there is none, and give the variables with which a Ray that starts here finds it.
+    """Make a token where there is none, and give the variables with which a Ray that starts here
+    finds it.
 
-    A token is closed to other users before it is written: Ray would write it first. It lies in the user's home
-    folder, or in the folder of our Rays where there is no home folder that can be written to. Raises `InputError`
-    where there is neither.
+    A token is closed to other users before it is written: Ray would write it first. It lies in the
+    user's home folder, or in the folder of our Rays where there is no home folder that can be
+    written to. Raises `InputError` where there is neither.
     """
     if not wanted():
         return {}
@@ -80,7 +82,8 @@ def for_a_new_ray() -> dict[str, str]:
         return {}
     path = token_file()
     if path is not None:
-        with suppress(OSError):  # read-only, or not there
+        # read-only, or not there.
+        with suppress(OSError):
             _make(path)
         if _content(path):
             # Ray itself looks into HOME alone.
@@ -101,12 +104,16 @@ def _content(path: Path | None) -> str:
 
 
 def _make(path: Path) -> None:
-    """Write a new token, unless there is one. Raises OSError. Whoever reads the file meanwhile sees a whole token."""
+    """Write a new token, unless there is one.
+
+    Raises OSError. Whoever reads the file meanwhile sees a whole token.
+    """
     if _content(path):
         return
     path.parent.mkdir(mode=0o700, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)  # of a killed process with this number
+    # Of a killed process with this number.
+    aside.unlink(missing_ok=True)
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(file, secrets.token_hex(32).encode())
@@ -116,8 +123,10 @@ def _make(path: Path) -> None:
         try:
             os.link(aside, path)
         except FileExistsError:
-            return  # another process was first: its token is taken
-        except OSError:  # a file system without links
+            # Another process was first: its token is taken.
+            return
+        except OSError:
+            # A file system without links.
             os.rename(aside, path)
     finally:
         os.close(file)

@@ -1,7 +1,7 @@
 """Access to a Ray: its token, and the network interface that it listens on. See docs/security.md.
 
-Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a cluster of one machine; the rest is added
-here.
+Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a cluster of one machine;
+the rest is added here.
 """
 
 import os
@@ -18,12 +18,14 @@ from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, MODE, for_a_new_ray, keep_private
 from rayfed.runtime.versions import refuse_others
 
-ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
+# Seconds in which a cluster must answer whether it accepts our token.
+ASK_LIMIT = 5.0
 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """While a Ray is started here: its token is private, and it listens on the loopback interface only.
+    """While a Ray is started here: its token is private, and it listens on the loopback interface
+    only.
 
     `RAY_AUTH_MODE` is obeyed. Raises `InputError` where a token cannot be kept anywhere.
     """
@@ -35,17 +37,17 @@ def starting() -> Iterator[None]:
 def joining(address: str, named: str) -> None:
     """Before a Ray is joined: show our token if the cluster asks for a token, and only then.
 
-    A process that shows a token also demands it from the cluster: a cluster without tokens could not call it back, and
-    would drop our actors. So the cluster is asked first. Raises `InputError` where no cluster answers, or it refuses
-    our token; Ray itself would try for 20 seconds to some minutes, without a reason. Raises it too
-    where the cluster has another Ray, or another minor version of Python. `named` says in messages
-    who has given the address.
+    A process that shows a token also demands it from the cluster: a cluster without tokens could
+    not call it back, and would drop our actors. So the cluster is asked first. Raises `InputError`
+    where no cluster answers, or it refuses our token; Ray itself would try for 20 seconds to some
+    minutes, without a reason. Raises it too where the cluster has another Ray, or another minor
+    version of Python. `named` says in messages who has given the address.
     """
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", named.partition(" = ")[0])
-    chosen = MODE in os.environ  # obeyed, whatever the cluster does
-    cannot_be_asked = (
-        "://" in address or not internals.can_knock()
-    )  # it gets our token, if there is one
+    # Obeyed, whatever the cluster does.
+    chosen = MODE in os.environ
+    # It gets our token, if there is one.
+    cannot_be_asked = "://" in address or not internals.can_knock()
     error = None if chosen else _knock(address, named)
     if chosen or cannot_be_asked or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
         with _naming_the_token():
@@ -58,8 +60,9 @@ def joining(address: str, named: str) -> None:
         )
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
-            f"{named}: no Ray answers there ({error.details()}); start one with `{RECIPE}`, or {without(named)} to have one "
-            "started here; if it has TLS, set RAY_USE_TLS and RAY_TLS_... as there"
+            f"{named}: no Ray answers there ({error.details()}); start one with `{RECIPE}`, or "
+            f"{without(named)} to have one started here; if it has TLS, set RAY_USE_TLS and "
+            "RAY_TLS_... as there"
         )
     their_versions = None if "://" in address else internals.versions_at(address, ASK_LIMIT)
     if their_versions:
@@ -72,9 +75,12 @@ def without(named: str) -> str:
 
 
 def _knock(address: str, named: str) -> grpc.RpcError | None:
-    """The error that a cluster answers to a call; None if there is none, or if joining will find it."""
+    """The error that a cluster answers to a call; None if there is none, or if joining will find
+    it.
+    """
     if "://" in address:
-        return None  # an address for Ray's client, which has another server
+        # An address for Ray's client, which has another server.
+        return None
     try:
         return internals.knock(address, ASK_LIMIT)
     except (OSError, RuntimeError) as error:

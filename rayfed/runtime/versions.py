@@ -43,8 +43,8 @@ def refuse_others(named: str, their_ray: str, their_python: str = "") -> None:
     there = f"use a cluster with Ray {ray.__version__}{way}"
     joint = ", so" if minor(their_ray) < OLDEST else "; or"
     raise InputError(
-        f"{named}: that cluster has {theirs}, but this environment has {ours}; a run and its cluster need the same "
-        f"Ray and the same minor version of Python; {here}{joint} {there}"
+        f"{named}: that cluster has {theirs}, but this environment has {ours}; a run and its "
+        f"cluster need the same Ray and the same minor version of Python; {here}{joint} {there}"
     )
 
 

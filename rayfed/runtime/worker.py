@@ -1,4 +1,6 @@
-"""A worker serves clients in packed values: the same work and the same wire on an actor and in this process."""
+"""A worker serves clients in packed values: the same work and the same wire on an actor and in this
+process.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +45,8 @@ class Bench:
     """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
-        # On an actor, a module of the user's may have changed the settings when it was imported with the site.
+        # On an actor, a module of the user's may have changed the settings when it was imported
+        # with the site.
         set_usual(device)
         torch.set_num_threads(site.job.ray.threads)
         keep_freed_memory()
@@ -60,18 +63,18 @@ class Bench:
             site = replace(site, model=model, device=device)
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
-        # The modules of the user's, until their numbers of test images were compared with those of a second look.
+        # The modules of the user's, until their numbers of test images were compared with those of
+        # a second look.
         self._users_modules = [one for one in users_own(self.site, 1) if isinstance(one, nn.Module)]
         # The parts whose hooks were watched, and for which work.
         self._watched: list[tuple[str, Parts]] = []
         self._looks_twice = site.job.ray.check_repeat
-        self._model: nn.Module | None = None  # for the clients to train
-        self._seen: dict[
-            int, Seen
-        ] = {}  # the round -> what measures need of its global model, for all its messages
-        self._repeats = (
-            site.job.ray.check_repeat
-        )  # until the first client of the user's own code was served again
+        # For the clients to train.
+        self._model: nn.Module | None = None
+        # The round -> what measures need of its global model, for all its messages.
+        self._seen: dict[int, Seen] = {}
+        # Until the first client of the user's own code was served again.
+        self._repeats = site.job.ray.check_repeat
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         """For each task its reply, with the sum of its clients' summands before training."""
@@ -87,12 +90,16 @@ class Bench:
     def train(
         self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
     ) -> Iterator[TaskReply]:
-        """For each task its reply, with the sum of its clients' summands and each client's new memory."""
+        """For each task its reply, with the sum of its clients' summands and each client's new
+        memory.
+        """
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
         users_code = users_own(self.site, packed.round) if self._repeats else []
-        replies: list[Reply] = []  # of the task
-        first_bits: Bits = {}  # of the first client
+        # Of the task.
+        replies: list[Reply] = []
+        # Of the first client.
+        first_bits: Bits = {}
 
         def serve(client: int) -> Reply:
             watch = self._is_first("train", packed.round)
@@ -119,7 +126,8 @@ class Bench:
                 _summed(stage, tasks[0][:1], again)
             yield reply
         if self._model is not None:
-            self._model.zero_grad()  # what comes next has their memory
+            # What comes next has their memory.
+            self._model.zero_grad()
 
     def _is_first(self, work: str, round: int) -> bool:
         """Whether this worker does such work for the first time with the parts of a round."""
@@ -132,8 +140,9 @@ class Bench:
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client its desk.
 
-        A part or a module of the user's may write to anything there: then each client has a desk, and a model, of its
-        own. The parts of this package leave all as it was, as tests/methods/test_contract.py checks.
+        A part or a module of the user's may write to anything there: then each client has a desk,
+        and a model, of its own. The parts of this package leave all as it was, as
+        tests/methods/test_contract.py checks.
         """
         if packed.round not in self._seen:
             self._seen.clear()
@@ -160,8 +169,8 @@ class Bench:
             model = in_evaluation(with_weights(self.site.model, values))
             found = [self._look(model, piece, look) for piece in pieces[:1]]
             for piece in pieces[1:]:
-                # A module of the user's may keep something: each piece has a copy, so that it has the same numbers
-                # whichever worker gets it.
+                # A module of the user's may keep something: each piece has a copy, so that it has
+                # the same numbers whichever worker gets it.
                 if self._users_modules:
                     model = in_evaluation(with_weights(self.site.model, values))
                 found.append(self._look(model, piece, look))
@@ -181,15 +190,16 @@ class Bench:
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
     """A task's reply: the summands of its clients, checked and added up.
 
-    A single client's summands stay as they are: in float32, where a sum has twice the bytes. An exception of a client's
-    work gets the client's number, `at_client`.
+    A single client's summands stay as they are: in float32, where a sum has twice the bytes. An
+    exception of a client's work gets the client's number, `at_client`.
     """
     total, bytes_up = OrderedSum(), 0
     for client in task:
         try:
             with at(f"client {client}, {stage}"), advising():
                 summand = work(client)
-        except StopIteration as error:  # it would end the generator that this belongs to
+        except StopIteration as error:
+            # It would end the generator that this belongs to.
             raise name_client(
                 RuntimeError("a StopIteration, as of next(...), was not caught"), client
             ) from error
@@ -200,7 +210,6 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             layout = checked(summand)
             if len(task) > 1:
                 total.add(summand, layout)
-        bytes_up += num_bytes(summand) - num_bytes(
-            summand.get(UPDATES)
-        )  # a measure is sent by no real client
+        # A measure is sent by no real client.
+        bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))
     return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))

@@ -24,7 +24,8 @@ KEEPING = (
 def opened(
     job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool
 ) -> Iterator[Site]:
-    """The site that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined, for the context.
+    """The site that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined,
+    for the context.
 
     On Ray, its data lie in Ray's store, where actors read them too.
     """
@@ -39,14 +40,15 @@ def opened(
         from rayfed.runtime.session import connected, refuse_unsendable, stored
     except ImportError as error:
         raise InputError(
-            f"Ray cannot be imported ({first_line(error)}): install it with pip install 'ray[default]', or train "
-            "without Ray: -s ray.mode=off"
+            f"Ray cannot be imported ({first_line(error)}): install it with pip install "
+            "'ray[default]', or train without Ray: -s ray.mode=off"
         ) from error
 
     with stopping("stopping"):
         refuse_unsendable(job.model.name, site.model)
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
-        site = stored(site)  # without this process's own copy of the data
+        # Without this process's own copy of the data.
+        site = stored(site)
         yield site
 
 
@@ -67,8 +69,10 @@ def open_workers(
             return
         from rayfed.runtime.session import open_actors
 
-        keep_freed_memory()  # the server averages in memory that it has: new memory takes tens of milliseconds
-        # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
+        # The server averages in memory that it has: new memory takes tens of milliseconds.
+        keep_freed_memory()
+        # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from
+        # Python again.
         with (
             stopping("stopping"),
             open_actors(site, progress, other_bits=other_bits) as workers,

@@ -1,4 +1,6 @@
-"""A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard output)."""
+"""A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard
+output).
+"""
 
 import logging
 import math
@@ -36,7 +38,8 @@ log = logging.getLogger(__name__)
 @contextmanager
 def follow() -> Iterator[Observer]:
     """A display for `rayfed.run`, for as long as the context lasts."""
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):  # nobody watches
+    # Nobody watches.
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield Lines()
         return
     progress = bar_on(Console(stderr=True))
@@ -95,9 +98,8 @@ class Bar(Observer):
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
     def client(self, done: int, total: int) -> None:
-        self._show(
-            self._round + done / (total + 1), clients=f"clients {done}/{total}"
-        )  # + 1 for the server's work
+        # + 1 for the server's work.
+        self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")
 
     def restored(self, round: Round | None) -> None:
         if round is None:
@@ -111,12 +113,14 @@ class Bar(Observer):
 
     def ended(self, outcome: Outcome) -> None:
         """The run has ended, maybe before its last round: nothing turns any more."""
-        for task in self._progress.task_ids:  # none where the run has not started
+        # None where the run has not started.
+        for task in self._progress.task_ids:
             self._progress.update(task, round=self._round, total=self._round, completed=self._round)
 
     def _finished(self, round: Round) -> None:
         self._round = round.round
-        self._progress.start_task(self._task)  # the first time only: the time counts from its end
+        # The first time only: the time counts from its end.
+        self._progress.start_task(self._task)
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round)
@@ -139,13 +143,15 @@ def bar_on(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(finished_text=""),
         TextColumn("{task.description} round {task.fields[round]}/{task.fields[rounds]}"),
-        BarColumn(bar_width=None),  # what the words leave of the line
+        # What the words leave of the line.
+        BarColumn(bar_width=None),
         TextColumn("{task.fields[clients]}"),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         expand=True,
-        speed_estimate_period=math.inf,  # clients come in bursts: only the mean speed predicts the end
+        # Clients come in bursts: only the mean speed predicts the end.
+        speed_estimate_period=math.inf,
     )
 
 
@@ -158,7 +164,9 @@ def header(site: Site) -> str:
     lines = {
         "name": job.name,
         "method": describe(job.method),
-        "data": f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}",
+        "data": (
+            f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}"
+        ),
         "clients": f"{clients_text(federation)}; {job.train.clients_per_round} per round",
         "model": f"{model_text(job.model)}; {parameters:,} parameters{frozen}",
         "ray": ray_text(job),

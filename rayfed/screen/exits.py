@@ -47,7 +47,9 @@ class Commands(click.Group):
 
 
 def end_at_once(end: SystemExit) -> NoReturn:
-    """End the process as `end` would, but under threads that are still working: the interpreter never ends."""
+    """End the process as `end` would, but under threads that are still working: the interpreter
+    never ends.
+    """
     atexit._run_exitfuncs()
     code = end.code or 0
     if not isinstance(code, int):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Overrides = tuple[tuple[str, Any], ...]
 Labels = tuple[tuple[str, str], ...]
-RUNS = Path("runs")  # of this folder
+# Of this folder.
+RUNS = Path("runs")
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -51,7 +52,8 @@ def read_overrides(ctx: click.Context, param: click.Parameter, given: tuple[str,
 
 
 def read_override(text: str) -> tuple[str, Any]:
-    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may be left out.
+    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may
+    be left out.
 
     >>> read_override("train.lr=0.1"), read_override("method=fedavg")
     (('train.lr', 0.1), ('method', 'fedavg'))
@@ -82,9 +84,8 @@ job_argument = click.argument("job", type=click.Path())
 SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_set}
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
-settings_option = click.option(
-    "-s", "--set", "settings", **SET
-)  # as they are: `submit` passes them to `run`
+# As they are: `submit` passes them to `run`.
+settings_option = click.option("-s", "--set", "settings", **SET)
 LABEL: dict[str, Any] = {"type": (str, str), "multiple": True, "metavar": "STEP LABEL"}
 LABEL["help"] = (
     "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
@@ -111,5 +112,8 @@ def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
 other_bits_option = click.option(
     "--other-bits",
     is_flag=True,
-    help="Allow hardware of several kinds, and another partition or code of yours than before: the bits will differ.",
+    help=(
+        "Allow hardware of several kinds, and another partition or code of yours than before: the "
+        "bits will differ."
+    ),
 )

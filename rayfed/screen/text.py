@@ -11,7 +11,8 @@ from rayfed.base.errors import harmless
 
 
 def in_line(text: str) -> str:
-    """A harmless text in which tabs and ends of lines are spelled out too, as a line or a column needs it.
+    """A harmless text in which tabs and ends of lines are spelled out too, as a line or a column
+    needs it.
 
     >>> in_line("a\\tname\\nof two lines")
     'a\\\\tname\\\\nof two lines'
@@ -20,7 +21,9 @@ def in_line(text: str) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Looks `sys.stderr` up for each record: while a bar is shown, rich replaces it and prints above the bar."""
+    """Looks `sys.stderr` up for each record: while a bar is shown, rich replaces it and prints
+    above the bar.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "on_screen", False):
@@ -69,7 +72,8 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table: with rules on a terminal, elsewhere aligned text with a line per row.
 
-    No cell is cut: columns that do not fit on the terminal follow in tables below, each with the first column again.
+    No cell is cut: columns that do not fit on the terminal follow in tables below, each with the
+    first column again.
     """
     if not sys.stdout.isatty():
         print(aligned([columns, *rows]))
@@ -100,7 +104,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The numbers of the columns in each of as few tables as have room for them; the first column is in all.
+    """The numbers of the columns in each of as few tables as have room for them; the first column
+    is in all.
 
     >>> side_by_side([10, 8, 8, 8], room=30)
     [[0, 1, 2], [0, 3]]

@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     from rayfed.job import Job
 
 show = partial(print, end="", flush=True)
-ENV = "A variable for the job's processes, seen by all who see the cluster's jobs. May be given often."
-WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
+ENV = (
+    "A variable for the job's processes, seen by all who see the cluster's jobs. May be given "
+    "often."
+)
+WITH = (
+    "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given "
+    "often."
+)
 CPUS = (
     "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
 )
@@ -43,7 +49,10 @@ LABELS = "A label of the driver's node, as Ray selects it: disk=fast, gpu=!A10. 
 address_option = click.option(
     "--address",
     metavar="URL",
-    help="The cluster's dashboard; if not given, RAY_API_SERVER_ADDRESS, RAY_ADDRESS or http://127.0.0.1:8265.",
+    help=(
+        "The cluster's dashboard; if not given, RAY_API_SERVER_ADDRESS, RAY_ADDRESS or "
+        "http://127.0.0.1:8265."
+    ),
 )
 
 
@@ -103,8 +112,8 @@ def submit(
 ) -> None:
     """Run a job on a Ray cluster.
 
-    The working folder is sent, without data, results, virtual environments and what is named like a secret. A job with
-    a [grid] is submitted as a single job, which runs the grid.
+    The working folder is sent, without data, results, virtual environments and what is named like a
+    secret. A job with a [grid] is submitted as a single job, which runs the grid.
 
     \b
     Examples:
@@ -123,7 +132,8 @@ def submit(
     root = Path.cwd()
     if not Path(job).resolve().is_relative_to(root.resolve()):
         raise InputError(
-            f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder"
+            f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own "
+            "folder"
         )
     cells = expand(read_toml(job), dict(map(read_override, settings)))
     refuse_same(cells)
@@ -133,14 +143,16 @@ def submit(
         from rayfed.runtime.versions import refuse_label_of_driver
 
         refuse_label_of_driver()
-    jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
+    # All are checked before anything is sent.
+    jobs = [cell.job() for cell in cells]
     run = cells[0].grid or jobs[0].name
     apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
     files = package.chosen(root, sorted(apart), patterns, include)
     if dry_run:
         print(aligned(files.all_lines()), aligned(files.lines()), sep="\n\n")
         return
-    is_example = not Path(job).is_file()  # it comes with rayfed, there too
+    # It comes with rayfed, there too.
+    is_example = not Path(job).is_file()
     place = job if is_example else Path(job).resolve().relative_to(root.resolve()).as_posix()
     if not is_example and place not in files.sent:
         why = files.stays.get(place, "or its folder is left out, or git ignores it")
@@ -177,9 +189,10 @@ def submit(
         print(aligned(lines), flush=True)
         changed = [*settings, *(f"{key}={path}" for key, path in paths.items())]
         if any(one.ray.address for one in jobs):
-            changed.append("ray.address=")  # the job runs on the cluster that gets it
-        # On this machine, `python` may be a Python without Ray: the user need not activate an environment. That of the
-        # packages is active in the job.
+            # The job runs on the cluster that gets it.
+            changed.append("ray.address=")
+        # On this machine, `python` may be a Python without Ray: the user need not activate an
+        # environment. That of the packages is active in the job.
         command = [
             sys.executable if here and not packages else "python",
             "-m",
@@ -246,8 +259,8 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 def stop(name: str, address: str | None) -> None:
     """Stop a run, and wait for its end.
 
-    NAME is the name of a run that was submitted (of several, the newest), the name of a run of this folder, or the id
-    of a submission. The run has a minute to keep its finished rounds.
+    NAME is the name of a run that was submitted (of several, the newest), the name of a run of this
+    folder, or the id of a submission. The run has a minute to keep its finished rounds.
     """
     here = local_run(name, RUNS) if address is None else None
     with _submission_or(here, name, address) as found:
@@ -280,7 +293,9 @@ def stop(name: str, address: str | None) -> None:
 def _submission_or(
     here: LocalRun | None, name: str, address: str | None
 ) -> Iterator[tuple[Jobs, Submission] | None]:
-    """The newest submission of a run with its cluster; None for a run of this folder that no cluster runs."""
+    """The newest submission of a run with its cluster; None for a run of this folder that no
+    cluster runs.
+    """
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(job_server(address))
@@ -313,8 +328,8 @@ def refuse_twins(run: str, submissions: Sequence[Submission], address: str | Non
     for one in submissions:
         if one.run == run and not one.over:
             raise InputError(
-                f"'{run}' is {one.status} there already, as {one.id}; give the job another name, or stop that run: "
-                f"{hint('stop', run, address)}"
+                f"'{run}' is {one.status} there already, as {one.id}; give the job another name, "
+                f"or stop that run: {hint('stop', run, address)}"
             )
 
 
@@ -331,7 +346,10 @@ def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict
 
 
 def watch(cluster: Jobs, submitted: Submission, address: str | None) -> Submission:
-    """Show a job's log until it ends. Ctrl-C stops the job; a second Ctrl-C does not wait for its end."""
+    """Show a job's log until it ends.
+
+    Ctrl-C stops the job; a second Ctrl-C does not wait for its end.
+    """
     log = Log(cluster, submitted.id, show)
     try:
         return log.follow()
@@ -351,7 +369,8 @@ def conclude(ended: Submission, address: str | None) -> None:
     if ended.status == "stopped":
         raise Failure(f"{name} is stopped{results_of(ended)}", STOPPED)
     if ended.status == "failed":
-        if ended.exit_code is None:  # the command was never run
+        # The command was never run.
+        if ended.exit_code is None:
             raise Failure(f"error: {name} failed: {ended.message.strip()}", 1)
         code = ended.exit_code if ended.exit_code > 0 else 128 - ended.exit_code
         if code == Resumable.exit_code:

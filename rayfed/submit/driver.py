@@ -1,6 +1,8 @@
-"""What a submission asks for beside its files: variables and packages for its processes, and a place for its driver.
+"""What a submission asks for beside its files: variables and packages for its processes, and a
+place for its driver.
 
-Packages are installed by pip: it builds on those of the cluster's nodes, where uv would install another torch.
+Packages are installed by pip: it builds on those of the cluster's nodes, where uv would install
+another torch.
 """
 
 import re
@@ -12,7 +14,8 @@ import click
 from rayfed.base.errors import InputError
 
 SET = (
-    "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
+    # In a submitted job, by rayfed and Ray.
+    "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"
 )
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
 OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
@@ -33,15 +36,16 @@ class Written(click.ParamType):
         if not read:
             option = param.opts[0] if param else ""
             name, equals, _ = value.partition("=")
-            shown = (
-                f"{name}=..." if equals and option == "--env" else value
-            )  # a variable may be secret
+            # A variable may be secret.
+            shown = f"{name}=..." if equals and option == "--env" else value
             raise InputError(f"{option} '{shown}': write {self._how}")
         return read
 
 
 def requirement(match: re.Match[str]) -> str | None:
-    """The package of a match, where pip takes it and the cluster does not have it of its own accord."""
+    """The package of a match, where pip takes it and the cluster does not have it of its own
+    accord.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
@@ -75,8 +79,8 @@ VARIABLE = Written(
 PACKAGE = Written(
     "PACKAGE",
     ".+",
-    "a package as pip does, such as timm==1.0.31 or 'timm @ git+https://...'; no file of this machine is sent, and Ray "
-    "and rayfed are there",
+    "a package as pip does, such as timm==1.0.31 or 'timm @ git+https://...'; no file of this "
+    "machine is sent, and Ray and rayfed are there",
     requirement,
 )
 NUMBER = Written(
@@ -97,7 +101,9 @@ LABEL = Written(
 
 
 def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The nodes where a driver may run, once no other work is there; `asked` as Ray's client of a job server has it."""
+    """The nodes where a driver may run, once no other work is there; `asked` as Ray's client of a
+    job server has it.
+    """
     from rayfed.runtime.placement import selected
 
     if not asked:

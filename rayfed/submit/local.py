@@ -1,4 +1,6 @@
-"""The runs of this folder that work on this machine: which process each is, how to follow it and how to stop it."""
+"""The runs of this folder that work on this machine: which process each is, how to follow it and
+how to stop it.
+"""
 
 import os
 import platform
@@ -16,8 +18,10 @@ from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
 
 HOLDER = re.compile(r"process (\d+) on (.+)")
-POLL = 0.2  # seconds
-STOP_LIMIT = 90.0  # seconds in which a run keeps its finished rounds
+# Seconds
+POLL = 0.2
+# Seconds in which a run keeps its finished rounds.
+STOP_LIMIT = 90.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,12 @@ class LocalRun:
         return status_of(self.path)
 
     def process(self) -> int:
-        """The process that writes to the folder, if it is one of this machine. Raises `InputError` otherwise.
+        """The process that writes to the folder, if it is one of this machine.
 
-        The lock's file names it, and it must have that file open: a number alone may be another process by now, or one
-        of another machine or container.
+        Raises `InputError` otherwise.
+
+        The lock's file names it, and it must have that file open: a number alone may be another
+        process by now, or one of another machine or container.
         """
         lock = self.path / LOCK
         try:
@@ -54,12 +60,13 @@ class LocalRun:
         number, host = int(match[1]), match[2]
         if host != platform.node():
             raise InputError(
-                f"{self.name} runs on {host}, as process {number}: stop it there, with `kill {number}`"
+                f"{self.name} runs on {host}, as process {number}: stop it there, with `kill "
+                f"{number}`"
             )
         if not _has_open(number, lock):
             raise InputError(
-                f"{self.name} is written to by process {number}, which is another user's, or of another container: "
-                "stop it where it was started"
+                f"{self.name} is written to by process {number}, which is another user's, or of "
+                "another container: stop it where it was started"
             )
         return number
 
@@ -67,7 +74,8 @@ class LocalRun:
         """Show the log, and what is added to it until the run ends."""
         shown = 0
         while True:
-            running = self.is_running  # before the log, which may still grow until then
+            # Before the log, which may still grow until then.
+            running = self.is_running
             text = self.log()
             show(text[shown:])
             shown = len(text)
@@ -85,15 +93,17 @@ class LocalRun:
             raise InputError(f"'{self.path / 'log.txt'}' cannot be read: {error}") from None
 
     def stop(self) -> bool:
-        """Ask the run to stop, and wait until it has kept its finished rounds. Whether it has ended in time.
+        """Ask the run to stop, and wait until it has kept its finished rounds.
+
+        Whether it has ended in time.
 
         Raises `InputError` where its process is not of this machine and user, or works for a Ray.
         """
         number = self.process()
         if _command(number).startswith("ray::"):
             raise InputError(
-                f"{self.name} is a run of a grid, which Ray would begin again: stop the whole grid, by Ctrl-C or "
-                "`kill` of its command `rayfed run`"
+                f"{self.name} is a run of a grid, which Ray would begin again: stop the whole "
+                "grid, by Ctrl-C or `kill` of its command `rayfed run`"
             )
         try:
             os.kill(number, signal.SIGTERM)
@@ -102,7 +112,8 @@ class LocalRun:
                 f"{self.name} runs as process {number} of another user, who alone can stop it"
             ) from None
         except ProcessLookupError:
-            pass  # it has just ended
+            # It has just ended.
+            pass
         end = time.monotonic() + STOP_LIMIT
         while self.is_running and _has_open(number, self.path / LOCK) and time.monotonic() < end:
             time.sleep(POLL)
@@ -110,39 +121,48 @@ class LocalRun:
 
 
 def local_run(name: str, root: Path) -> LocalRun | None:
-    """The run of this name, or in the folder of this path, among the runs below `root`; None if there is none."""
+    """The run of this name, or in the folder of this path, among the runs below `root`; None if
+    there is none.
+    """
     for path in (root / name, Path(name)):
-        with suppress(OSError, ValueError):  # a name that no path can have
+        # A name that no path can have.
+        with suppress(OSError, ValueError):
             if any((path / file).is_file() for file in ("summary.json", "log.txt")):
                 return LocalRun(name, path)
     return None
 
 
 def unknown_run(name: str, root: Path, error: InputError) -> InputError:
-    """Return the error for a name that is no run below `root`, after `error` said why no cluster has it either.
+    """Return the error for a name that is no run below `root`, after `error` said why no cluster
+    has it either.
 
-    It names the run below `root` that was probably meant. A run of this name there was not looked for if the user
-    named a cluster: then `error` says all.
+    It names the run below `root` that was probably meant. A run of this name there was not looked
+    for if the user named a cluster: then `error` says all.
     """
     runs = [file.parent.relative_to(root).as_posix() for file in root.rglob("summary.json")]
     if name in runs:
         return error
     near = nearest(name, runs, 0.6)
     meant = f" (did you mean '{near}'?)" if near else ""
-    if isinstance(error, NoRay):  # the user has named no cluster
+    # The user has named no cluster.
+    if isinstance(error, NoRay):
         return InputError(f"'{name}': no run of this name in {root}{meant}, and {error}")
     return InputError(f"{error}; nor is there a run of this name in {root}{meant}")
 
 
 def _has_open(number: int, file: Path) -> bool:
-    """Whether a process has a file open. Not where it is another user's, or of another container."""
+    """Whether a process has a file open.
+
+    Not where it is another user's, or of another container.
+    """
     try:
         wanted = os.stat(file)
         links = os.listdir(f"/proc/{number}/fd")
     except OSError:
         return False
     for link in links:
-        with suppress(OSError):  # it was closed in the meantime
+        # It was closed in the meantime.
+        with suppress(OSError):
             found = os.stat(f"/proc/{number}/fd/{link}")
             if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return True

@@ -1,9 +1,10 @@
-"""The files that are sent with a submitted job: the working folder, without files that no cluster should get.
+"""The files that are sent with a submitted job: the working folder, without files that no cluster
+should get.
 
-In a git repository, git tells which files it ignores. What is named like a secret, hidden files, caches, environments,
-data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
-temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so that the cluster runs the code that has
-checked the job.
+In a git repository, git tells which files it ignores. What is named like a secret, hidden files,
+caches, environments, data, weights, the folders of runs and the job's own paths stay here, too. The
+rest is copied into a temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so
+that the cluster runs the code that has checked the job.
 """
 
 import os
@@ -27,21 +28,23 @@ from rayfed.data.settings import is_relative
 from rayfed.job import EXAMPLES, Job
 from rayfed.report.words import listed
 
-LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
+# Bytes; Ray refuses larger uploads without a reason.
+LIMIT = 100 * 2**20
 PACKAGE = Path(rayfed.__file__).parent
 SECRET = "looks like a secret: "
-WORDS = re.compile(
-    r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+"
-)  # of names such as gcp_key.json, apiKey and ID_RSA
-SECRETS = re.compile(  # such words, in the names of files that hold secrets
+# Of names such as gcp_key.json, apiKey and ID_RSA
+WORDS = re.compile(r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+")
+# Such words, in the names of files that hold secrets.
+SECRETS = re.compile(
     r"""(?x)[0-9]*(account|accesskey|apikey|auth|authtoken|cnf|cookies|credentials?|creds|dockercfg|env|envrc|github
     |htpasswd|identity|kaggle|keys?|keychain|keystore|keytab|kube|kubeconfig|netrc|npmrc|oauth|passphrase|passwd
     |passwords?|pgpass|privatekey|pw|pypirc|rclone|rootkey|s3cfg|secrets?|token|vault|wallet
     |asc|db|der|dsa|ecdsa|ed25519|gpg|jks|kdbx?|ovpn|p12|p8|pem|pfx|pgp|ppk|rsa|snk|sqlite|tfstate|tfvars)[0-9]*"""
 )
+# Any name.
 SOURCE = re.compile(
     r"\.(bib|c|cc|cmake|cpp|cu|cuh|go|h|hpp|ipynb|java|jl|js|md|py|pyi|pyx|r|rs|rst|tex|ts)"
-)  # any name
+)
 HIDDEN = (".*",)
 CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
 DATA = (
@@ -60,11 +63,12 @@ DATA = (
 RAYIGNORE = ".rayignore"
 # It has the same form, and every Ray reads it.
 GITIGNORE = ".gitignore"
+# Of environments, and of a run's folder.
 MARKS = (
     ("pyvenv.cfg",),
     ("conda-meta",),
     ("job.toml", "environment.json"),
-)  # of environments, and of a run's folder
+)
 
 
 class Chosen(NamedTuple):
@@ -110,10 +114,10 @@ def chosen(
 ) -> Chosen:
     """The files of a folder that are sent, and those that stay.
 
-    `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`; `include`
-    are patterns of files that are sent although they look like secrets. Raises `InputError` where git cannot list the
-    files that it ignores, where a file would hide a module that Ray or rayfed import, and above the limit, naming the
-    largest files.
+    `without` are folders and files to leave out, `patterns` are further patterns: `images`,
+    `notes/*.pdf`; `include` are patterns of files that are sent although they look like secrets.
+    Raises `InputError` where git cannot list the files that it ignores, where a file would hide a
+    module that Ray or rayfed import, and above the limit, naming the largest files.
     """
     real = root.resolve()
     included = [_plain(pattern) for pattern in include]
@@ -121,7 +125,8 @@ def chosen(
     files = Chosen({}, {})
     names = []
     for name in _listed(real):
-        above = [*reversed(name.parents[:-1]), name]  # its folders, the outermost first, and itself
+        # Its folders, the outermost first, and itself.
+        above = [*reversed(name.parents[:-1]), name]
         place = next((place for place in above if why_apart(place)), None)
         if place == name:
             files.stays[str(name)] = why_apart(name)
@@ -130,9 +135,8 @@ def chosen(
         elif (real / name).is_file():
             names.append(name)
     targets: set[Path] = set()
-    for name in sorted(
-        names, key=lambda name: ((real / name).is_symlink(), name)
-    ):  # links come last
+    # Links come last.
+    for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):
         path = real / name
         if path.is_symlink() and path.resolve() not in targets:
             files.stays[str(name)] = "is a link to what is not sent"
@@ -152,7 +156,8 @@ def chosen(
 
 
 def named_like_a_secret(name: PurePosixPath) -> str:
-    """The word of a file's name, or the folder `secrets`, for which it looks like a secret; '' where there is none.
+    """The word of a file's name, or the folder `secrets`, for which it looks like a secret; ''
+    where there is none.
 
     >>> [named_like_a_secret(PurePosixPath(name)) for name in ("api_key2.json", "keyboard.json", "key.py")]
     ['key2', '', '']
@@ -170,7 +175,10 @@ def named_like_a_secret(name: PurePosixPath) -> str:
 def _reasons(
     root: Path, without: Sequence[Path], patterns: Sequence[str]
 ) -> Callable[[PurePosixPath], str]:
-    """Gives why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
+    """Gives why a file or folder stays, by itself; '' for none.
+
+    A file is sent if its folders are, too.
+    """
     apart = [path.expanduser().resolve() for path in (*without, PACKAGE, root / PACKAGE.name)]
     refused = [*HIDDEN, *CACHES, *DATA, *map(_plain, patterns)]
 
@@ -209,9 +217,11 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
 
 
 def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str, str]:
-    """The relative paths of jobs, made absolute from `base`: the job will not run in its user's folder.
+    """The relative paths of jobs, made absolute from `base`: the job will not run in its user's
+    folder.
 
-    Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs of a grid differ.
+    Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs
+    of a grid differ.
     """
     places: dict[str, set[str]] = {}
     for job in jobs:
@@ -222,8 +232,9 @@ def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str
         shown = ", ".join(f"'{path}'" for path in sorted(paths))
         if base is None:
             raise InputError(
-                f"{key} = {shown}: the job's driver runs on {elsewhere}; a relative path is in a folder that is "
-                f"deleted with the job: give an absolute path on that machine: -s {key}=/shared/..."
+                f"{key} = {shown}: the job's driver runs on {elsewhere}; a relative path is in a "
+                "folder that is deleted with the job: give an absolute path on that machine: -s "
+                f"{key}=/shared/..."
             )
         if len(paths) > 1:
             raise InputError(
@@ -237,16 +248,20 @@ def _plain(pattern: str) -> str:
 
 
 def _listed(root: Path) -> Iterator[PurePosixPath]:
-    """The files in a folder, also in the folders below it; in a git repository, without the files that git ignores."""
+    """The files in a folder, also in the folders below it; in a git repository, without the files
+    that git ignores.
+    """
     if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(
         root, "check-ignore", "."
     ):
-        for place, _, names in os.walk(root):  # not through links
+        # Not through links.
+        for place, _, names in os.walk(root):
             yield from (PurePosixPath(Path(place, name).relative_to(root)) for name in names)
         return
     listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     for name in map(os.fsdecode, filter(None, listed.split(b"\0"))):
-        inner = root / name  # a folder is another repository: a submodule, for example
+        # A folder is another repository: a submodule, for example.
+        inner = root / name
         within = _listed(inner) if inner.is_dir() and not inner.is_symlink() else [PurePosixPath()]
         yield from (PurePosixPath(name) / place for place in within)
 
@@ -254,15 +269,14 @@ def _listed(root: Path) -> Iterator[PurePosixPath]:
 def _git(root: Path, *words: str) -> bytes:
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=60)
-        why = (
-            done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""
-        )  # 1: nothing was found
+        # 1: nothing was found.
+        why = done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     if why:
         raise InputError(
-            f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why}), so nothing is "
-            "sent; repair that, or submit from a folder without git"
+            f"'{root}' is in a git repository, but git cannot list the files that it ignores "
+            f"({why}), so nothing is sent; repair that, or submit from a folder without git"
         )
     return done.stdout
 
@@ -278,8 +292,9 @@ def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
         module = name.removesuffix(".py").removesuffix("/__init__")
         if name.endswith(".py") and module in taken | sys.stdlib_module_names:
             raise InputError(
-                f"'{name}' would hide the module '{module}' from Ray, whose processes look for modules in the folder "
-                f"that is sent first; give the file another name, or leave it out: --exclude {name.partition('/')[0]}"
+                f"'{name}' would hide the module '{module}' from Ray, whose processes look for "
+                "modules in the folder that is sent first; give the file another name, or leave it "
+                f"out: --exclude {name.partition('/')[0]}"
             )
 
 
@@ -289,10 +304,12 @@ def _refuse_too_many(sizes: dict[str, int]) -> None:
         return
     largest = Counter(sizes)
     for place, size in sizes.items():
-        if "/" in place:  # many small files are found by their folder
+        # Many small files are found by their folder.
+        if "/" in place:
             largest[place.partition("/")[0] + "/"] += size
     raise InputError(
-        f"the working folder has {decimal(total)} in {len(sizes):,} files, and {decimal(LIMIT)} can be sent; leave out "
-        "files that the job does not need with --exclude PATTERN or .gitignore; the largest:\n"
+        f"the working folder has {decimal(total)} in {len(sizes):,} files, and {decimal(LIMIT)} "
+        "can be sent; leave out files that the job does not need with --exclude PATTERN or "
+        ".gitignore; the largest:\n"
         + "\n".join(f"{decimal(size):>12}  {place}" for place, size in largest.most_common(6))
     )

@@ -20,8 +20,10 @@ from rayfed.submit.command import address_option, hint
 from rayfed.submit.local import unknown_run
 
 RUN = ("run", "status", "round", "best accuracy", "last written")
-MOST = 30  # rows of a table
-LAST_LINES = 10  # of a log, for one submission
+# Rows of a table.
+MOST = 30
+# Of a log, for one submission.
+LAST_LINES = 10
 
 
 @click.command()
@@ -30,8 +32,8 @@ LAST_LINES = 10  # of a log, for one submission
 def status(name: str | None, address: str | None) -> None:
     """List submitted jobs and this folder's runs.
 
-    Or describe one: NAME is a run's name in this folder's runs, a run's name on the cluster (of several submissions,
-    the newest), or a submission id.
+    Or describe one: NAME is a run's name in this folder's runs, a run's name on the cluster (of
+    several submissions, the newest), or a submission id.
     """
     if name is not None:
         here = next((row for row in runs_in(RUNS) if row[0] == name), None)
@@ -41,7 +43,8 @@ def status(name: str | None, address: str | None) -> None:
                 print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
             if here[1] == "running":
                 print(
-                    f"its log: {hint('logs -f', name, None)}; to stop it: {hint('stop', name, None)}"
+                    f"its log: {hint('logs -f', name, None)}; to stop it: "
+                    f"{hint('stop', name, None)}"
                 )
         try:
             with job_server(address) as cluster:
@@ -50,7 +53,8 @@ def status(name: str | None, address: str | None) -> None:
                     print(f"\nsubmitted to {cluster.address}:")
                 describe(cluster, submission, address)
         except InputError as error:
-            if not here:  # else it need not be submitted
+            # Else it need not be submitted.
+            if not here:
                 raise unknown_run(name, RUNS, error) from None
         return
     list_runs(RUNS)
@@ -69,9 +73,8 @@ def status(name: str | None, address: str | None) -> None:
 def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
     """Print everything about a submission, with the last lines of its log."""
     print(aligned([fact for fact in facts(one).items() if fact[1]]))
-    if one.status == "pending" or (
-        one.status == "failed" and one.exit_code is None
-    ):  # the command was not run
+    # The command was not run.
+    if one.status == "pending" or (one.status == "failed" and one.exit_code is None):
         print(f"\n{harmless(one.message.strip())}")
     lines = cluster.log(one.id).rstrip().splitlines()
     if lines:
@@ -123,9 +126,8 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
     """Name, status, round, best accuracy and time of the last change of each run in a folder."""
     runs = []
     for file in root.rglob("summary.json"):
-        with suppress(
-            OSError, ValueError, KeyError, TypeError, RecursionError
-        ):  # incomplete, or another program's
+        # Incomplete, or another program's.
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             summary = read_summary(file.parent)
             job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
             best = summary.get("best")

@@ -38,14 +38,16 @@ def checked(summand: Tree) -> Layout:
 
 def _wrong_kind(leaf: Any) -> str | None:
     """Why a leaf is of a kind that cannot be added to a sum; None where it can."""
-    if not (
-        isinstance(leaf, Tensor | int | float | None) or is_container(leaf)
-    ):  # of the containers, only empty ones
+    # Of the containers, only empty ones.
+    if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
     if isinstance(leaf, Tensor) and (
         leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized
     ):
-        return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
+        return (
+            f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor "
+            "dense,"
+        )
     return None
 
 
@@ -80,8 +82,8 @@ def weight_of(path: Path) -> float | None:
 class OrderedSum:
     """Adds trees in the given order, in float64; integers stay exact integers.
 
-    The order is the caller's, so the bits of the sum do not depend on which client was ready first. The product of a
-    float32 weight and a number of samples is exact in float64.
+    The order is the caller's, so the bits of the sum do not depend on which client was ready first.
+    The product of a float32 weight and a number of samples is exact in float64.
 
     >>> from rayfed.tensors.trees import Scaled
     >>> total = OrderedSum()
@@ -92,10 +94,14 @@ class OrderedSum:
     """
 
     def __init__(self) -> None:
-        self.layout: Layout | None = None  # of each summand
-        self._totals: dict[Path, Any] = {}  # by the path of a leaf without its weights
-        self._spans: dict[Path, Span] = {}  # where the tensors among them lie in the buffers
-        self._buffers: dict[str, Tensor] = {}  # dtype -> (n,)
+        # Of each summand.
+        self.layout: Layout | None = None
+        # By the path of a leaf without its weights.
+        self._totals: dict[Path, Any] = {}
+        # Where the tensors among them lie in the buffers.
+        self._spans: dict[Path, Span] = {}
+        # Dtype -> (n,).
+        self._buffers: dict[str, Tensor] = {}
 
     @property
     def value(self) -> Tree:
@@ -112,7 +118,8 @@ class OrderedSum:
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
         """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
 
-        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of its summands.
+        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of
+        its summands.
         """
         layout = checked(summand) if layout is None else layout
         first = self.layout is None
@@ -136,7 +143,8 @@ class OrderedSum:
         ends: dict[str, int] = {}
         for path, leaf in leaves(summand):
             place = _unscaled(path)
-            self._totals[place] = None  # for the order
+            # For the order.
+            self._totals[place] = None
             if isinstance(leaf, Tensor):
                 # A weighted integer, such as BatchNorm's count of batches, has a mean that is none.
                 is_integer = weight_of(path) is None and not leaf.is_floating_point()
@@ -158,9 +166,8 @@ def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
     """`total += factor * leaf`, the `first` time `=`."""
     leaf = leaf.detach()
     if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
-        leaf = leaf.to(
-            total
-        )  # torch itself converts float32 while it adds, without a copy in float64
+        # Torch itself converts float32 while it adds, without a copy in float64.
+        leaf = leaf.to(total)
     if first:
         total.copy_(leaf).mul_(factor)
     else:

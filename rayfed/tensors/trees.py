@@ -1,7 +1,8 @@
 """Trees: tensors and numbers, nested in dicts, lists and tuples. Parts exchange them.
 
-`leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of` puts it together again. Everything else is
-built on these two functions: sizes, sums (`sums.py`), the wire (`wire.py`), and the disk (`rayfed/folder/packing.py`).
+`leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of` puts it together again.
+Everything else is built on these two functions: sizes, sums (`sums.py`), the wire (`wire.py`), and
+the disk (`rayfed/folder/packing.py`).
 
 >>> tree = {"count": 2, "weights": Scaled(2, {"w": torch.tensor([1.0])})}
 >>> [(dotted(path), leaf) for path, leaf in leaves(tree)]
@@ -17,26 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
-Path = tuple[
-    tuple[str, Any], ...
-]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
-Layout = dict[
-    Path, str
-]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
+# Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...].
+Tree = Any
+# Steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight).
+Path = tuple[tuple[str, Any], ...]
+# The kind of each leaf by its path, in which a `Scaled` may have any weight.
+Layout = dict[Path, str]
 KINDS = {"dict": dict, "list": list, "tuple": tuple}
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A tree that counts `weight` times in a sum. It is sent in float32, and multiplied in float64 by the receiver."""
+    """A tree that counts `weight` times in a sum.
+
+    It is sent in float32, and multiplied in float64 by the receiver.
+    """
 
     weight: float
     values: Tree
 
 
 def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The path and the value of every leaf, in order. An empty dict, list or tuple is a leaf too."""
+    """The path and the value of every leaf, in order.
+
+    An empty dict, list or tuple is a leaf too.
+    """
     if isinstance(tree, Scaled):
         yield from leaves(tree.values, (*path, ("scaled", tree.weight)))
     elif is_container(tree) and tree:
@@ -49,7 +55,9 @@ def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value is one that trees are made of; a named tuple is not, since a checkpoint would lose its names."""
+    """Whether a value is one that trees are made of; a named tuple is not, since a checkpoint would
+    lose its names.
+    """
     return isinstance(value, Mapping) or type(value) in (list, tuple)
 
 
@@ -95,7 +103,8 @@ def num_bytes(tree: Tree) -> int:
 
 
 def first_difference(tree: Tree, example: Tree) -> str | None:
-    """The first place where a tree differs from an example in its keys, a shape or a dtype; None if there is none.
+    """The first place where a tree differs from an example in its keys, a shape or a dtype; None if
+    there is none.
 
     >>> first_difference({"w": torch.ones(2)}, {"w": torch.ones(3)})
     'w is float32 (2,), not float32 (3,)'

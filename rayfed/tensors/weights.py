@@ -1,8 +1,9 @@
 """Model weights as plain values: a dict from name to tensor, and its arithmetic, name by name.
 
-`Weights` holds a model's state: parameters and buffers (BatchNorm's running statistics). Both are sent and averaged;
-only parameters have a gradient. What is frozen is not among them: it is the same in every copy of a run's model. A
-tensor that a model has under several names (tied weights) is a single entry, under the first of these names.
+`Weights` holds a model's state: parameters and buffers (BatchNorm's running statistics). Both are
+sent and averaged; only parameters have a gradient. What is frozen is not among them: it is the same
+in every copy of a run's model. A tensor that a model has under several names (tied weights) is a
+single entry, under the first of these names.
 """
 
 import copy
@@ -15,15 +16,17 @@ from torch import Tensor, nn
 Weights = dict[str, Tensor]
 
 CONSTANTS = (
-    "constants_of_rayfed"  # an attribute of a model: the names that `keep_constant` was given
+    # An attribute of a model: the names that `keep_constant` was given.
+    "constants_of_rayfed"
 )
 
 
 def frozen(model: nn.Module) -> frozenset[str]:
     """The entries of a model's state that no training changes.
 
-    They are the parameters that take no gradient, and the buffers of modules all of whose parameters are such; a module
-    without parameters belongs to the module around it. So are the constants (`keep_constant`).
+    They are the parameters that take no gradient, and the buffers of modules all of whose
+    parameters are such; a module without parameters belongs to the module around it. So are the
+    constants (`keep_constant`).
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
     >>> _ = model[0].requires_grad_(False)
@@ -39,7 +42,8 @@ def constants(model: nn.Module) -> frozenset[str]:
 
 
 def keep_constant(model: nn.Module, names: Iterable[str]) -> None:
-    """Count some buffers as frozen: they have no mean, such as a mask with infinities, and no training changes them.
+    """Count some buffers as frozen: they have no mean, such as a mask with infinities, and no
+    training changes them.
 
     The model keeps their names, and so do its copies.
     """
@@ -91,7 +95,9 @@ def _untrained(model: nn.Module) -> frozenset[str]:
 
 
 def _around(name: str) -> list[str]:
-    """The modules that an entry is in, the innermost first: a.b, a and the model itself for a.b.weight."""
+    """The modules that an entry is in, the innermost first: a.b, a and the model itself for
+    a.b.weight.
+    """
     steps = name.split(".")
     return [".".join(steps[:end]) for end in range(len(steps) - 1, -1, -1)]
 
@@ -130,7 +136,9 @@ def other_names(model: nn.Module) -> dict[str, str]:
 
 
 def under_all_names(model: nn.Module, weights: Weights) -> Weights:
-    """Some weights of a model, with a copy of each tensor under each of its other names, as files have them."""
+    """Some weights of a model, with a copy of each tensor under each of its other names, as files
+    have them.
+    """
     copies: Weights = {}
     for name, first in other_names(model).items():
         if first in weights:
@@ -144,7 +152,9 @@ def state_of(model: nn.Module) -> Weights:
 
 
 def whole(model: nn.Module, weights: Weights) -> Weights:
-    """A model's state, under all its names, with these weights in place of its own, and with what is frozen."""
+    """A model's state, under all its names, with these weights in place of its own, and with what
+    is frozen.
+    """
     others, values = other_names(model), model.state_dict()
     return {name: weights.get(others.get(name, name), tensor) for name, tensor in values.items()}
 
@@ -164,14 +174,18 @@ def load(model: nn.Module, weights: Weights) -> None:
 
 
 def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
-    """A model with weights that are known to be of its kind: `load` takes three times as long, as it checks them."""
+    """A model with weights that are known to be of its kind: `load` takes three times as long, as
+    it checks them.
+    """
     for name, tensor in state(model).items():
         tensor.copy_(weights[name])
     return model
 
 
 def in_training(model: nn.Module) -> nn.Module:
-    """The model in training mode, but for modules with frozen buffers: a frozen BatchNorm keeps its statistics."""
+    """The model in training mode, but for modules with frozen buffers: a frozen BatchNorm keeps its
+    statistics.
+    """
     model.train()
     if still := _untrained(model):
         for name in still - dict(model.named_parameters(remove_duplicate=False)).keys():
@@ -180,7 +194,10 @@ def in_training(model: nn.Module) -> nn.Module:
 
 
 def in_evaluation(model: nn.Module) -> nn.Module:
-    """The model in evaluation mode. A user's `train` or `eval` may return nothing, so no call is chained to them."""
+    """The model in evaluation mode.
+
+    A user's `train` or `eval` may return nothing, so no call is chained to them.
+    """
     model.eval()
     return model
 
@@ -246,7 +263,8 @@ def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor
 
 
 def flat(weights: Mapping[str, Tensor]) -> Tensor:
-    """All entries as one vector, (P,), in their order: one operation on it does what one per entry would.
+    """All entries as one vector, (P,), in their order: one operation on it does what one per entry
+    would.
 
     >>> flat({"w": torch.ones(2, 2), "b": torch.zeros(1)})
     tensor([1., 1., 1., 1., 0.])

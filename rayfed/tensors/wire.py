@@ -23,14 +23,16 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tree on the wire: its leaves, with a `Span` in place of each tensor, and one flat buffer per dtype.
+    """A tree on the wire: its leaves, with a `Span` in place of each tensor, and one flat buffer
+    per dtype.
 
-    Ray moves a numpy array through its object store without a copy, but pickles torch tensors. One large buffer is one
-    message; a dict of small tensors would be many.
+    Ray moves a numpy array through its object store without a copy, but pickles torch tensors. One
+    large buffer is one message; a dict of small tensors would be many.
     """
 
     skeleton: list[tuple[Path, Any]]
-    buffers: dict[str, np.ndarray]  # dtype name -> uint8 (bytes,)
+    # Dtype name -> uint8 (bytes,).
+    buffers: dict[str, np.ndarray]
 
     @property
     def num_bytes(self) -> int:
@@ -39,7 +41,10 @@ class Packed:
 
 
 def pack(tree: Tree) -> Packed:
-    """Copy a tree's tensors, in order, into one buffer per dtype. Tensors may live on any device."""
+    """Copy a tree's tensors, in order, into one buffer per dtype.
+
+    Tensors may live on any device.
+    """
     tensors: dict[str, list[Tensor]] = {}
     sizes: dict[str, int] = {}
 
@@ -57,7 +62,9 @@ def pack(tree: Tree) -> Packed:
 
 
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
-    """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
+    """The tree again, in memory of its own, so that its owner may change it; without a copy, for
+    reading only.
+    """
     buffers = {
         dtype: _tensor(buffer, getattr(torch, dtype), copy)
         for dtype, buffer in packed.buffers.items()
@@ -90,7 +97,8 @@ def _tensor(buffer: np.ndarray, dtype: torch.dtype, copy: bool) -> Tensor:
     """Bytes as a tensor (n,). A buffer in Ray's object store is shared and must not be changed."""
     if not copy:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that the buffer must not be changed
+            # Torch warns that the buffer must not be changed.
+            warnings.simplefilter("ignore")
             return torch.from_numpy(buffer).view(dtype)
     tensor = torch.empty(buffer.nbytes // dtype.itemsize, dtype=dtype)
     tensor.view(torch.uint8).numpy()[:] = buffer

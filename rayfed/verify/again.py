@@ -14,10 +14,10 @@ from rayfed.tensors.trees import dotted, leaves
 from rayfed.tensors.wire import unpack
 from rayfed.verify.numbers import Key, Numbers, differing, of_tables
 
-Check = tuple[str, str, list[str]]  # of what, what was compared, and all that is wrong
-OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {
-    "forgetting"
-}  # columns that follow from a round's weights alone
+# Of what, what was compared, and all that is wrong.
+Check = tuple[str, str, list[str]]
+# Columns that follow from a round's weights alone.
+OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {"forgetting"}
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,16 @@ class Again:
 
     site: Site
     workers: Executor
-    kept: Mapping[int, Round]  # from checkpoints, by their number
+    # From checkpoints, by their number.
+    kept: Mapping[int, Round]
     recorded: Numbers
-    within: float  # numbers may differ so much
+    # Numbers may differ so much.
+    within: float
 
     def play(self, rounds: Sequence[int], clients: int) -> Iterator[Check]:
-        """Evaluate checkpoints, then play rounds, ascending; with `clients`, only so many of each train, alone."""
+        """Evaluate checkpoints, then play rounds, ascending; with `clients`, only so many of each
+        train, alone.
+        """
         last = engine.start(self.site, self.workers)
         starts = {0: last, **self.kept}
         yield self._compare(last, "the initial model")
@@ -43,9 +47,8 @@ class Again:
                     again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS
                 )
         for number in rounds:
-            start = max(
-                start for start in starts if start < number
-            )  # the newest checkpoint before the round
+            # The newest checkpoint before the round.
+            start = max(start for start in starts if start < number)
             last = last if start <= last.round < number else starts[start]
             while last.round < number - bool(clients):
                 last = engine.play(self.site, last, self.workers)
@@ -78,10 +81,13 @@ class Again:
         return f"round {again.round}", f"{what}: {len(right):,} numbers and tensors", faults
 
     def _is_due(self, place: Key, number: Any) -> bool:
-        """Whether a number was recorded, or must be: what a run measures may change when it is resumed."""
+        """Whether a number was recorded, or must be: what a run measures may change when it is
+        resumed.
+        """
         _, row, column = place
         if column == "forgetting" and number is None and self.recorded.get(place) == 0.0:
-            return False  # earlier versions wrote 0.0 before anything could be forgotten
+            # Earlier versions wrote 0.0 before anything could be forgotten.
+            return False
         table = row.partition(",")[0]
         return place in self.recorded or (
             table != "confusions" and column in COLUMNS.get(table, ())

@@ -1,4 +1,6 @@
-"""What is checked of a run's folder, in order: checkpoints, origin, tables, and rounds that are played again."""
+"""What is checked of a run's folder, in order: checkpoints, origin, tables, and rounds that are
+played again.
+"""
 
 import json
 import re
@@ -30,9 +32,11 @@ from rayfed.runtime.workers import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
 from rayfed.verify.numbers import Numbers, Row, differing, of_tables, place_of
 
-WITHIN = 0.02  # where bits may differ: docs/verify.md has what was measured
+# Where bits may differ: docs/verify.md has what was measured.
+WITHIN = 0.02
 CHECKPOINT = re.compile(r"round-(\d{5,})\.(json|safetensors)")
-FOR_EVER = ("data", "trace", "model")  # hashes that no resume may change
+# Hashes that no resume may change.
+FOR_EVER = ("data", "trace", "model")
 Facts = dict[str, Any]
 
 
@@ -43,9 +47,8 @@ class Environment:
     hardware: list[dict[str, Any]]
     packages: dict[str, str | None]
     resumed: list["Environment"] = field(default_factory=list)
-    checkpoints: list[int] = field(
-        default_factory=list
-    )  # that a record has; a run's folder does not say
+    # That a record has; a run's folder does not say.
+    checkpoints: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -59,10 +62,12 @@ class Summary:
 def checks(
     folder: Path, *, every: bool = False, clients: int = 0, quick: bool = False
 ) -> Iterator[Check]:
-    """Check a run's folder, or a record of one, in which nothing is written. Raises `InputError` where there is none.
+    """Check a run's folder, or a record of one, in which nothing is written.
 
-    Plays round 1 and the rounds after checkpoints again, or `every` round, or if `quick` round 1 alone; with `clients`,
-    so many clients of each.
+    Raises `InputError` where there is none.
+
+    Plays round 1 and the rounds after checkpoints again, or `every` round, or if `quick` round 1
+    alone; with `clients`, so many clients of each.
     """
     job = job_of(folder, None, None)
     if job is None:
@@ -89,7 +94,8 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
         foreign = _foreign(site, here, times, saved)
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
-            return  # every number would be another
+            # Every number would be another.
+            return
         tables = _tables(folder)
         recorded = of_tables(tables)
         changed = [
@@ -109,7 +115,10 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
             for kind in _bits(time)
             for line in differences(kind, _bits(here)[0])
         }
-        loose = f"within {WITHIN:g}, and only after checkpoints, as bits may differ: {'; '.join(others)}"
+        loose = (
+            f"within {WITHIN:g}, and only after checkpoints, as bits may differ: "
+            f"{'; '.join(others)}"
+        )
         yield (
             "comparison",
             loose if others else "bit for bit: hardware and versions are the run's",
@@ -123,7 +132,8 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
             for at, number in of_checkpoint(round, workers).items()
         }
         again = Again(site, workers, kept, recorded, WITHIN if others else 0.0)
-        # Where bits may differ, rounding grows from round to round: then only rounds after a checkpoint can be compared.
+        # Where bits may differ, rounding grows from round to round: then only rounds after a
+        # checkpoint can be compared.
         again_played = to_play(played, saved, every=every and not others, quick=quick)
         yield from again.play(again_played, clients)
 
@@ -131,7 +141,9 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
 def to_play(
     rounds: Iterable[int], saved: Collection[int], *, every: bool, quick: bool
 ) -> list[int]:
-    """Of the rounds of a run, those to be played again: round 1 and the rounds after checkpoints, all, or round 1."""
+    """Of the rounds of a run, those to be played again: round 1 and the rounds after checkpoints,
+    all, or round 1.
+    """
     trained = [number for number in rounds if number]
     if every:
         return trained
@@ -141,34 +153,38 @@ def to_play(
 def _checkpoints(
     folder: Folder, began: Facts, summary: Facts
 ) -> tuple[dict[int, Saved], list[str]]:
-    """The whole checkpoints by their round, and what is wrong with the others, or with the best weights."""
+    """The whole checkpoints by their round, and what is wrong with the others, or with the best
+    weights.
+    """
     whole: dict[int, Saved] = {}
     torn = []
     there = {int(match[1]) for match in map(CHECKPOINT.fullmatch, folder.names()) if match}
     last = {summary["rounds"]} if summary.get("status") == "done" and "rounds" in summary else set()
-    for number in sorted(there | last | {*began.get("checkpoints", ())}):  # as a record notes them
+    # As a record notes them.
+    for number in sorted(there | last | {*began.get("checkpoints", ())}):
         try:
             whole[number] = read_saved(folder, number)
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
-    named = (
-        not torn and "checkpoints" not in began
-    )  # an earlier checkpoint has the hash of earlier weights
-    best = (
-        whole[max(whole)].manifest.get("best") if whole and named else None
-    )  # which a record leaves out
+    # An earlier checkpoint has the hash of earlier weights.
+    named = not torn and "checkpoints" not in began
+    # Which a record leaves out.
+    best = whole[max(whole)].manifest.get("best") if whole and named else None
     content = b""
     with suppress(OSError):
         content = folder.read(BEST)
     if best and hash_of(content) != best["sha256"]:
         torn.append(f"'{BEST}', of round {best['round']}, is missing or not as it was written")
-    return whole, list(dict.fromkeys(torn))  # two checkpoints may name the same file
+    # Two checkpoints may name the same file.
+    return whole, list(dict.fromkeys(torn))
 
 
 def _foreign(
     site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
 ) -> list[str]:
-    """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and jobs of checkpoints."""
+    """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and
+    jobs of checkpoints.
+    """
     origins: list[tuple[str, Facts, Sequence[str]]]
     origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
     origins += [("environment.json", times[-1], ("job", *ORIGIN))]
@@ -237,7 +253,9 @@ def _odd_rows(tables: Mapping[str, list[Row]]) -> list[str]:
 
 
 def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str]:
-    """Where the table of the partition does not have the images that the job deals; a record may be without it."""
+    """Where the table of the partition does not have the images that the job deals; a record may be
+    without it.
+    """
     try:
         table = read_table(folder, "partition")
     except (OSError, pa.ArrowException) as error:
@@ -261,7 +279,9 @@ def _changed(site: Site, recorded: Numbers, saved: Saved) -> list[str]:
 def _apart(
     site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts
 ) -> list[str]:
-    """Which accuracies are not those of all classes together, and where the summary is not that of the tables."""
+    """Which accuracies are not those of all classes together, and where the summary is not that of
+    the tables.
+    """
     data = site.federation
     images = dict(
         zip(
@@ -270,7 +290,8 @@ def _apart(
             strict=True,
         )
     )
-    hits: Counter[int] = Counter()  # images that are classified rightly, by round
+    # Images that are classified rightly, by round.
+    hits: Counter[int] = Counter()
     for row in tables["classes"]:
         hits[row["round"]] += round(
             np.nan_to_num((row["accuracy"] or 0.0) * images.get(row["class"], 0))
@@ -280,9 +301,8 @@ def _apart(
         for number, count in hits.items()
     }
     whole = summarise(tables["rounds"])
-    whole.get("best", {})["weights"] = summary.get("best", {}).get(
-        "weights", ""
-    )  # a place, which no table has
+    # A place, which no table has.
+    whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")
     there = {key: summary.get(key, "") for key in whole}
     faults = differing(recorded, right, "by the classes")
     faults += differences(there, whole, "in summary.json", "in the tables")

@@ -26,9 +26,9 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
 
     Plays rounds of a run, or of a record of a run, again.
 
-    The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1, and the round after
-    each checkpoint, are played again in this process and compared bit for bit, or within a tolerance on other hardware.
-    The exit code is 1 where something differs.
+    The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1,
+    and the round after each checkpoint, are played again in this process and compared bit for bit,
+    or within a tolerance on other hardware. The exit code is 1 where something differs.
 
     \b
     Examples:
@@ -41,9 +41,8 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
     if every and quick:
         raise InputError("--all plays every round, and --quick only round 1: give one of the two")
     found = [folder for run in runs for folder in find_runs(run)]
-    found += [
-        file.parent for run in runs for file in run.rglob("environment.json")
-    ]  # also where job.toml is lost
+    # Also where job.toml is lost.
+    found += [file.parent for run in runs for file in run.rglob("environment.json")]
     folders = list(dict.fromkeys(found))
     # These import torch, which takes seconds. A wrong folder is told before.
     from rayfed.verify.checks import checks
@@ -79,5 +78,6 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
     if unread:
         raise InputError(f"what was checked agrees with the record{left_out}")
     print(
-        f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with the record"
+        f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with "
+        "the record"
     )

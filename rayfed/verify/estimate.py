@@ -15,10 +15,11 @@ from rayfed.verify.checks import CHECKPOINT, to_play
 
 
 def seconds_of(folder: Path, *, every: bool, clients: int, quick: bool) -> float:
-    """Seconds that one process needs to play a run's rounds again; 0 for a folder that cannot be read.
+    """Seconds that one process needs to play a run's rounds again; 0 for a folder that cannot be
+    read.
 
-    Clients that trained side by side are trained one after the other here: a round takes their seconds together, or
-    its own if these are more.
+    Clients that trained side by side are trained one after the other here: a round takes their
+    seconds together, or its own if these are more.
     """
     with suppress(
         InputError, Resumable, OSError, pa.ArrowException, KeyError, TypeError, ValueError

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 Row = dict[str, Any]
-Key = tuple[
-    int, str, str
-]  # round; row, as "clients, client 7"; column, or the name of a note or a tensor
+# Round; row, as "clients, client 7"; column, or the name of a note or a tensor.
+Key = tuple[int, str, str]
 Numbers = dict[Key, Any]
-FEW = 5  # test images that may change sides where rounding differs
+# Test images that may change sides where rounding differs.
+FEW = 5
+# Time and node say where a run was, not what it computed.
 LEFT_OUT = {
     "round",
     "notes",
     "seconds",
     "node",
-}  # time and node say where a run was, not what it computed
+}
 
 
 def of_tables(tables: Mapping[str, Iterable[Row]]) -> Numbers:
@@ -66,7 +67,8 @@ def differing(recorded: Numbers, right: Numbers, source: str, within: float = 0.
 
 
 def same(first: Any, second: Any, within: float) -> bool:
-    """Whether two values have the same bits; or are at most so far apart: of 1, or of their size or length if larger.
+    """Whether two values have the same bits; or are at most so far apart: of 1, or of their size or
+    length if larger.
 
     >>> same(math.nan, math.nan, 0.0), same(0.5, 0.51, 0.0), same(0.5, 0.51, 0.02), same(70, 80, 0.02)
     (True, False, True, False)

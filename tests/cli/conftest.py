@@ -1,4 +1,6 @@
-"""The command; a working folder with a job, a model and a tiny data set; and a job server that runs nothing."""
+"""The command; a working folder with a job, a model and a tiny data set; and a job server that runs
+nothing.
+"""
 
 import json
 import sys
@@ -58,7 +60,9 @@ def folder(tmp_path, monkeypatch, write_images):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A job server on this machine that takes `packages` and `submissions`, at `url`, and runs nothing."""
+    """A job server on this machine that takes `packages` and `submissions`, at `url`, and runs
+    nothing.
+    """
     packages, submissions, version = {}, [], ray.__version__
 
     class Handler(BaseHTTPRequestHandler):

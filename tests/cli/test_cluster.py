@@ -15,7 +15,8 @@ from rayfed.screen.exits import Failure
 from rayfed.submit.command import conclude, described, refuse_twins
 from rayfed.submit.status import runs_in
 
-NO_RAY = "127.0.0.1:1"  # nothing listens there
+# Nothing listens there.
+NO_RAY = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -24,9 +25,8 @@ def folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(
-        "RAY_AUTH_MODE", "disabled"
-    )  # otherwise this process would keep a token that it finds
+    # Otherwise this process would keep a token that it finds.
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     return folder
 
 
@@ -90,7 +90,8 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     assert ended.exit_code == 0, ended.output
     lines = ended.stdout.splitlines()
     assert lines[0] == "runs in runs: 2"
-    rows = sorted(line.split()[:-2] for line in lines[2:4])  # without day and time
+    # Without day and time.
+    rows = sorted(line.split()[:-2] for line in lines[2:4])
     assert rows == [["a", "failed", "4/9"], ["papers/b", "stopped", "4/9", "25.0%"]]
     assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
     nowhere = rayfed("status", "papers/c")
@@ -126,7 +127,8 @@ def test_runs_are_listed_from_the_newest_and_one_is_running_while_a_process_hold
     assert listed == [("new", "killed, or running elsewhere"), ("old", "running")]
 
 
-# How a job ends ------------------------------------------------------------------------------------------------------
+# How a job ends
+# ------------------------------------------------------------------------------------------------------
 
 
 def submission(status, **more):

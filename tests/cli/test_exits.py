@@ -27,12 +27,13 @@ CODES = {
     errors.Locked: 75,
     errors.ClusterLost: 1,
 }
+# Never end a command by themselves.
 INSIDE = {
     errors.Torn,
     errors.Unlike,
     errors.NotSummable,
     errors.Restarted,
-}  # never end a command by themselves
+}
 
 
 def test_every_error_of_the_package_has_its_code():
@@ -120,7 +121,8 @@ def test_an_end_without_a_message_can_be_resumed_once_a_run_has_begun(
         ("ascii", "strict", rb"f\xfcr \u20ac \udcff"),
         ("latin-1", "strict", b"f\xfcr \\u20ac \\udcff"),
         ("utf-8", "strict", "für € ".encode() + rb"\udcff"),
-        ("utf-8", "surrogateescape", "für € ".encode() + b"\xff"),  # as in the locale C
+        # As in the locale C
+        ("utf-8", "surrogateescape", "für € ".encode() + b"\xff"),
     ],
 )
 def test_a_name_with_letters_that_the_terminal_lacks_is_printed(

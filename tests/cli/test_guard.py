@@ -12,9 +12,15 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CODE = "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import ctypes, os, sys, time; "
+CODE = (
+    "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import "
+    "ctypes, os, sys, time; "
+)
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
-HOW_TO_CONTINUE = "to continue from its last checkpoint, or from the start if there is none: rayfed run 'a job.toml' --resume\n"
+HOW_TO_CONTINUE = (
+    "to continue from its last checkpoint, or from the start if there is none: rayfed run 'a "
+    "job.toml' --resume\n"
+)
 
 
 @pytest.fixture
@@ -41,10 +47,12 @@ def state(pid):
 
 
 UNEXPLAINED = "ended without a message, with exit code "
-ENDS = {  # the code of the run -> the exit code of the guard, and words about it
+# The code of the run -> the exit code of the guard, and words about it.
+ENDS = {
     **{f"print('done'); sys.exit({code})": (code, "") for code in (0, 2, 130)},
     "os._exit(0)": (1, f"{UNEXPLAINED}0"),
-    "os._exit(1)": (75, f"{UNEXPLAINED}1"),  # as Ray ends a process whose node is lost
+    # As Ray ends a process whose node is lost.
+    "os._exit(1)": (75, f"{UNEXPLAINED}1"),
     "os.kill(os.getpid(), 9)": (-signal.SIGKILL, "was ended by SIGKILL"),
     "ctypes.string_at(0)": (-signal.SIGSEGV, "was ended by SIGSEGV"),
 }
@@ -101,8 +109,13 @@ def test_a_process_that_ray_ends_while_it_starts_fails_as_it_would_again(start, 
     ],
 )
 def test_a_signal_is_passed_on_once(start, number, to):
-    """Also if the signal goes to the whole group, as from a terminal or Ray's jobs, or to both, as from `timeout`."""
-    heard = "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', flush=True); "
+    """Also if the signal goes to the whole group, as from a terminal or Ray's jobs, or to both, as
+    from `timeout`.
+    """
+    heard = (
+        "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', "
+        "flush=True); "
+    )
     wait = "time.sleep(0.5); time.sleep(0.5); print(len(got)); sys.exit(3)"
     run = start(heard.format(int(number)) + wait)
     assert run.stdout.readline() == "ready\n"
@@ -115,8 +128,9 @@ def test_a_signal_is_passed_on_once(start, number, to):
 def test_a_crash_after_it_was_stopped_is_not_explained(start):
     """It has said that it is stopped. A Ray that was just starting crashes on its way out."""
     crash = (
-        "import signal; signal.signal(2, signal.default_int_handler); "  # it may be ignored where the tests run
-        "import atexit, os; me = os.getpid(); atexit.register(lambda: os.getpid() == me or os.kill(os.getpid(), 11)); "
+        # It may be ignored where the tests run.
+        "import signal; signal.signal(2, signal.default_int_handler); import atexit, os; me = "
+        "os.getpid(); atexit.register(lambda: os.getpid() == me or os.kill(os.getpid(), 11)); "
     )
     # No long sleep, since Python would handle a signal that comes just before it only afterwards.
     work = "pass\ntry:\n  os.write(1, b'ready\\n')\n  while True: time.sleep(0.1)\n"
@@ -166,7 +180,10 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(start, tmp_path):
 
 
 def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
-    code = f"file = open({str(tmp_path / 'file')!r}, 'w'); print('lost', flush=True); print('lost', file=sys.stderr); "
+    code = (
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); print('lost', flush=True); print('lost', "
+        "file=sys.stderr); "
+    )
     shell = [
         "sh",
         "-c",
@@ -181,7 +198,10 @@ def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
 
 def test_a_command_that_ends_while_a_thread_computes_ends_with_its_message():
     """PyTorch's C++ would abort the process, were the interpreter ended under it."""
-    work = "import torch\nwhile True: torch.nn.Conv2d(3, 8, 3)(torch.ones(64, 3, 32, 32)).sum().backward()"
+    work = (
+        "import torch\n"
+        "while True: torch.nn.Conv2d(3, 8, 3)(torch.ones(64, 3, 32, 32)).sum().backward()"
+    )
     begun = f"from rayfed.base.aside import aside; aside(exec, {work!r}); import torch; "
     script = begun + "from rayfed.cli import command; command(['methods', 'nonsense'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

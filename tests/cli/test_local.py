@@ -1,4 +1,6 @@
-"""`rayfed logs` and `rayfed stop` of a run of this folder: which process it is, and which it is not."""
+"""`rayfed logs` and `rayfed stop` of a run of this folder: which process it is, and which it is
+not.
+"""
 
 import json
 import os

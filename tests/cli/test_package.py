@@ -1,4 +1,6 @@
-"""The files that `rayfed submit` sends, and the files that stay; compared with the archive that Ray makes."""
+"""The files that `rayfed submit` sends, and the files that stay; compared with the archive that Ray
+makes.
+"""
 
 import io
 import os
@@ -58,7 +60,8 @@ def sent(root, *without, patterns=()):
         find_excludes = getattr(ray_constants, "get_runtime_env_default_excludes", list)
         options = {"excludes": find_excludes(), "include_gitignore": True}
         if "include_gitignore" not in signature(create_package).parameters:
-            del options["include_gitignore"]  # Ray before 2.53 always does what .gitignore says
+            # Ray before 2.53 always does what .gitignore says.
+            del options["include_gitignore"]
         create_package(code["working_dir"], archive, **options)
     with ZipFile(archive) as packed:
         there = {
@@ -88,7 +91,8 @@ IGNORING = {
     "models/large/a.bin": "",
     "models/.gitignore": "mine.py\nlarge/\n",
 }
-WORLDS = {  # other files, folders with git, paths that are left out, patterns; and what is sent
+# Other files, folders with git, paths that are left out, patterns; and what is sent.
+WORLDS = {
     "as it is": ({}, [], [], [], CODE),
     "paths of the job": (
         {"out/tiny/table.csv": "", "images/cat/1.png": "", "models/images/1.png": ""},
@@ -117,13 +121,14 @@ WORLDS = {  # other files, folders with git, paths that are left out, patterns; 
         )
         for git in (["."], [".", "models"])
     },
+    # Each leaves out the file of its name alone.
     "special names": (
         dict.fromkeys(SPECIAL, ""),
         [],
         SPECIAL,
         [],
         CODE,
-    ),  # each leaves out the file of its name alone
+    ),
 }
 
 
@@ -147,7 +152,10 @@ def test_a_git_that_fails_inside_a_repository_is_refused(root, repository, monke
     write(root.parent / "bin/git", "#!/bin/sh\necho git is broken >&2\nexit 2\n")
     (root.parent / "bin/git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{root.parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    words = "but git cannot list the files that it ignores \\(git is broken\\), so nothing is sent; repair that, or"
+    words = (
+        "but git cannot list the files that it ignores \\(git is broken\\), so nothing is sent; "
+        "repair that, or"
+    )
     with pytest.raises(InputError, match=words):
         chosen(root)
 
@@ -172,7 +180,10 @@ def test_a_file_that_would_hide_a_module_from_ray_is_refused(root, hiding):
     assert len(chosen(root).sent) == len(CODE) + 4
     write(root / hiding)
     place = hiding.partition("/")[0]
-    says = rf"^'{hiding}' would hide the module '{place.removesuffix('.py')}' from Ray, .* --exclude {place}$"
+    says = (
+        rf"^'{hiding}' would hide the module '{place.removesuffix('.py')}' from Ray, .* --exclude "
+        rf"{place}$"
+    )
     with pytest.raises(InputError, match=says):
         chosen(root)
     assert hiding not in chosen(root, patterns=[place]).sent
@@ -231,7 +242,8 @@ def test_a_link_to_a_file_that_stays_stays_whatever_its_name(root, secret, track
 def test_more_than_100_mib_is_refused_with_the_largest_files(root):
     for name, mebibytes in (("models/large.bin", 70), ("larger.bin", 90)):
         with open(root / name, "wb") as file:
-            file.truncate(mebibytes * 2**20)  # a hole: it takes no room on the disk
+            # A hole: it takes no room on the disk.
+            file.truncate(mebibytes * 2**20)
     with pytest.raises(
         InputError, match=r"has 167.8 MB in 7 files, and 104.9 MB can be sent"
     ) as caught:
@@ -245,7 +257,8 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
     assert 70 * 2**20 < sum(chosen(root, patterns=["larger.bin"]).sent.values()) < 100 * 2**20
 
 
-# Secrets -------------------------------------------------------------------------------------------------------------
+# Secrets
+# -------------------------------------------------------------------------------------------------------------
 
 NAMES = """
 ID_RSA id_rsa id_dsa id_ecdsa id_ed25519.old id_rsa.bak my_id_rsa.txt deploy_rsa ssh_host_rsa_key server.pem
@@ -288,9 +301,8 @@ def test_files_that_are_named_like_secrets_stay_and_innocent_files_go(tmp_path, 
 def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, cluster):
     write(folder / "my_key.txt")
     write(folder / "mine.py", "x = 1\n")
-    dry = rayfed(
-        "submit", "job.toml", "--dry-run", "--address", "http://127.0.0.1:1"
-    )  # asks no cluster
+    # Asks no cluster.
+    dry = rayfed("submit", "job.toml", "--dry-run", "--address", "http://127.0.0.1:1")
     assert dry.exit_code == 0, dry.output
     lines = {" ".join(line.split()) for line in dry.stdout.splitlines()}
     assert "not sent my_key.txt looks like a secret: named 'key'" in lines
@@ -311,11 +323,14 @@ def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, clust
     assert ended.exit_code == 0 and "not sent" not in ended.stdout
 
 
-# A submission --------------------------------------------------------------------------------------------------------
+# A submission
+# --------------------------------------------------------------------------------------------------------
 
 
 def submit(cluster, rayfed, *words):
-    """Submit a job; returns the names of the files of the working folder and of the package that the cluster got."""
+    """Submit a job; returns the names of the files of the working folder and of the package that
+    the cluster got.
+    """
     ended = rayfed("submit", "job.toml", "--address", cluster.url, *words)
     assert ended.exit_code == 0, ended.output
     environment = cluster.submissions[-1]["runtime_env"]
@@ -327,7 +342,8 @@ def submit(cluster, rayfed, *words):
 
 
 def test_a_cluster_here_of_another_ray_gets_no_job(folder, rayfed, cluster, monkeypatch):
-    monkeypatch.setattr("ray.__version__", "2.99.0")  # the cluster still tells the right one
+    # The cluster still tells the right one.
+    monkeypatch.setattr("ray.__version__", "2.99.0")
     ended = rayfed("submit", "job.toml", "--address", cluster.url)
     assert ended.exit_code == 2
     assert f"{cluster.url}: that cluster has Ray " in ended.output
@@ -457,7 +473,8 @@ def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(
     assert "rayfed/examples/quickstart.toml" in ZipFile(io.BytesIO(package)).namelist()
 
 
-# Paths in jobs -------------------------------------------------------------------------------------------------------
+# Paths in jobs
+# -------------------------------------------------------------------------------------------------------
 
 
 def job(**given):

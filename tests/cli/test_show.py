@@ -25,15 +25,18 @@ from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
+# Not in a table: TOML has no null, and an empty table has no key.
 NONE_BY_DEFAULT = {
     "train.local_steps",
     "ray.labels",
-}  # not in a table: TOML has no null, and an empty table has no key
+}
 NONE_BY_DEFAULT |= {
     f"clients.{key}" for key in ("seconds_per_example", "bytes_per_second", "deadline")
 }
-ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
-OF_SCHEDULES = {  # keys that only one schedule takes, and that schedule
+# Keys of partitions, and the rules that take them.
+ONE_LETTER = {"s": "shards", "k": "classes"}
+# Keys that only one schedule takes, and that schedule.
+OF_SCHEDULES = {
     "train.schedule.gamma": {"train.schedule": {"name": "step", "every": 2}},
     "train.schedule.floor": {"train.schedule": {"name": "cosine", "until": 20}},
 }
@@ -63,7 +66,8 @@ def imported_by(*words, **variables):
     return {name.partition(".")[0] for name in lines}, ended.stdout
 
 
-SHOWING = {  # a command, or what is typed before Tab is pressed, and what is printed
+# A command, or what is typed before Tab is pressed, and what is printed.
+SHOWING = {
     "--help": "",
     "run --help": "",
     "keys": "",
@@ -96,9 +100,8 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         f"train.schedule.{field.name}" for kind in SCHEDULES.values() for field in fields(kind)
     }
     of_grid = {f"grid.{field.name}" for field in fields(Grid)}
-    of_models = {
-        f"model.{key}" for key in flat(table(Adapt()))
-    }  # written only where they are given
+    # Written only where they are given.
+    of_models = {f"model.{key}" for key in flat(table(Adapt()))}
     always = {
         *flat(read_job({"name": "any"}).table()),
         *partitions,
@@ -121,7 +124,8 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
     ("beginning", "keys"),
     [
         ("train.l", ["train.local_epochs", "train.local_steps", "train.lr", "train.lr_decay"]),
-        ("name", ["name"]),  # not those that end so, such as model.name
+        # Not those that end so, such as model.name.
+        ("name", ["name"]),
     ],
 )
 def test_keys_with_a_beginning_lists_the_keys_that_begin_so(rayfed, beginning, keys):
@@ -144,10 +148,12 @@ def test_methods_lists_every_recipe_and_part(rayfed):
 def test_methods_describes_a_method_and_a_users_part(folder, rayfed, monkeypatch):
     lines = rayfed("methods", "FedProx").stdout.splitlines()
     assert "FedProx (Li et al., MLSys 2020)" in lines[0] and lines[-1].split()[:2] == ["mu", "0.01"]
-    monkeypatch.setitem(sys.modules, "mine", None)  # so that it leaves none behind
+    # So that it leaves none behind.
+    monkeypatch.setitem(sys.modules, "mine", None)
     sys.modules.pop("mine")
     (folder / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods import Part\n"
+        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods "
+        "import Part\n"
         '@dataclass(frozen=True)\nclass Mine(Part):\n    """A term.\n\n    Where it is from."""\n'
         '    mu: Annotated[float, "how much"] = 0.5\n'
     )

@@ -30,7 +30,8 @@ from rayfed.screen.display import Bar, bar_on, result_text
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# A run ---------------------------------------------------------------------------------------------------------------
+# A run
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder, rayfed):
@@ -163,7 +164,8 @@ def test_ctrl_c_ends_the_run_with_code_130_and_says_what_is_recorded(folder, ray
     assert result.exit_code == 130
     path = f"{folder}/runs/tiny"
     assert result.stderr == (
-        f"stopped; rounds up to 1 are recorded in {path}; to continue after round 1: rayfed resume {path}\n"
+        f"stopped; rounds up to 1 are recorded in {path}; to continue after round 1: rayfed resume "
+        f"{path}\n"
     )
     assert json.loads((folder / "runs/tiny/summary.json").read_text())["status"] == "stopped"
 
@@ -299,7 +301,10 @@ def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfe
     monkeypatch.setattr(forgetting, "peak", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
     assert result.stdout.count("forgetting -25.0%") == 2, "of round 2, and of the last round"
-    explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"
+    explained = (
+        "(a negative forgetting: on average, a class is better now than in any evaluated round "
+        "before)"
+    )
     assert result.stdout.count(explained) == 1
 
 
@@ -339,7 +344,8 @@ def started(setting, **options):
 
 @pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_line(folder):
-    with started("train.num_rounds=3") as run:  # as with `| head -1`
+    # As with `| head -1`.
+    with started("train.num_rounds=3") as run:
         run.stdout.close()
         assert run.wait(timeout=60) == 0, run.stderr.read()
     assert read_summary(folder / "runs/tiny")["status"] == "done"
@@ -357,10 +363,11 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
         run.send_signal(number)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130
-    _, stopping, stopped = said.splitlines()  # the first says that the job is read
-    assert (
-        stopping
-        == "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
+    # The first says that the job is read.
+    _, stopping, stopped = said.splitlines()
+    assert stopping == (
+        "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, "
+        "without it"
     )
     assert stopped.startswith("stopped; rounds up to ")
     summary = read_summary(folder / "runs/tiny")
@@ -396,12 +403,13 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
     for line, (group, held_out, column) in zip(lines, of_lines, strict=True):
         assert line.split("  ")[1].strip() == group
         values = [row[column] for row in rows if row["held_out"] == held_out]
+        # A tenth of three is one.
         expected = (
             len(values),
             mean(values),
             pstdev(values),
             min(values),
-        )  # a tenth of three is one
+        )
         assert [float(word) for word in line.split()[-5:-1]] == pytest.approx(
             [expected[0], *(100 * value for value in expected[1:])], abs=0.06
         )
@@ -435,7 +443,10 @@ def test_natural_clients_keep_their_names_in_the_run(folder, rayfed, pages):
         "device": ["phone-7", "tablet", "phone-11"] * 8,
     }
     pq.write_table(pa.table(rows), "phones.parquet")
-    phones = "source='phones.parquet', features=['x'], test_fraction=0.2, partition={name='natural', column='device'}"
+    phones = (
+        "source='phones.parquet', features=['x'], test_fraction=0.2, partition={name='natural', "
+        "column='device'}"
+    )
     job = ["-s", f"data={{{phones}}}", "-s", "model=mlp", "-s", "train.clients_per_round=3"]
     done = rayfed("run", "job.toml", *job)
     assert done.exit_code == 0, done.output

@@ -39,9 +39,8 @@ def test_a_step_is_torchs_bit_for_bit(name, momentum, decay):
         step = steps_of(model)
         for number in range(4):
             images = torch.randn(8, 40)
-            late = (
-                number > 1 and name != "sgd"
-            )  # torch's fused SGD itself refuses momentum that begins later
+            # Torch's fused SGD itself refuses momentum that begins later.
+            late = number > 1 and name != "sgd"
             outputs = model["used"](images) + (model["late"](images) if late else 0)
             step(outputs.square().mean())
         return model.state_dict()
@@ -109,9 +108,11 @@ def test_a_gradient_is_clipped_by_its_norm_over_all_parameters():
     a, b = (torch.tensor([value], requires_grad=True) for value in (0.0, 0.0))
     unused = torch.zeros(1, requires_grad=True)
     step = stepper({"a": a, "b": b, "unused": unused}, Training(lr=1.0, clip=1.0), 1)
-    step((3 * a + 4 * b).sum())  # of norm 5
+    # Of norm 5.
+    step((3 * a + 4 * b).sum())
     assert [a.item(), b.item()] == pytest.approx([-0.6, -0.8], abs=1e-5)
-    step((0.3 * a + 0.4 * b).sum())  # of norm 0.5: as it is
+    # Of norm 0.5: as it is.
+    step((0.3 * a + 0.4 * b).sum())
     assert [a.item(), b.item()] == pytest.approx([-0.9, -1.2], abs=1e-5)
 
 

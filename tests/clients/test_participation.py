@@ -22,7 +22,8 @@ from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace, open_trace, read_trace
 from rayfed.job import read_job
 
-MODEL = 1000  # bytes
+# Bytes
+MODEL = 1000
 CLOCK = {"seconds_per_example": 0.5, "bytes_per_second": 100.0, "spread": 1.0}
 
 
@@ -117,7 +118,8 @@ def test_the_first_answers_before_the_deadline_count_by_hand():
     """Ten images each; the model goes down and up in 2 x 1000 / 1000 = 2 virtual seconds."""
     rows = [(1, client) for client in (0, 2, 3, 5, 7)]
     traced = {
-        "seconds_per_example": [0.3, 0.1, 0.2, 0.1, 0.4],  # so 5, 3, 4, 3, 6 seconds
+        # So 5, 3, 4, 3, 6 seconds.
+        "seconds_per_example": [0.3, 0.1, 0.2, 0.1, 0.4],
         "drops": [False, False, False, True, False],
     }
 
@@ -174,7 +176,8 @@ def test_a_large_population_costs_no_python_time():
             sys.setprofile(before)
         return count[0]
 
-    calls(100)  # whatever is done once
+    # Whatever is done once.
+    calls(100)
     assert abs(calls(100) - calls(10**6)) < 20
 
 

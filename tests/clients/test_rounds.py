@@ -18,17 +18,20 @@ from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import unpack
 
+# Some of six clients, and fewer answers.
 SHY = {
     "available": 0.8,
     "dropout": 0.3,
     "oversample": 1.5,
-}  # some of six clients, and fewer answers
+}
 CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "deadline": 5.0}
 
 
 @pytest.fixture
 def shy(make_site):
-    """Make a site whose clients take part by some settings; a trace is given as (round, client, drops)."""
+    """Make a site whose clients take part by some settings; a trace is given as (round, client,
+    drops).
+    """
 
     def shy(method, settings=SHY, trace=None, **training):
         site = make_site(method, **{"num_rounds": 6, "clients_per_round": 3, **training})
@@ -136,7 +139,8 @@ def test_an_empty_round_changes_nothing_and_the_run_goes_on(
     told = [record.message for record in caplog.records if record.name == "rayfed.rounds.engine"]
     assert told == [
         "round 2 is empty, and the model stays as it was: no client was available",
-        "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 came late",
+        "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 "
+        "came late",
     ]
     for number in (2, 4):
         before, after = bits(run[number - 1]), bits(run[number])

@@ -1,4 +1,6 @@
-"""The [train] table: schedules, parts of epochs, patience, and what cannot mean what its user thinks."""
+"""The [train] table: schedules, parts of epochs, patience, and what cannot mean what its user
+thinks.
+"""
 
 import math
 import re
@@ -146,7 +148,9 @@ def test_a_schedule_of_ones_own_that_gives_no_rate_is_refused(own, name, values,
 
 
 def test_a_schedule_is_what_clients_train_with(make_site, play):
-    """Half the rate by a warm-up, and half of twice the rate by a decay: the same round, and the same next one."""
+    """Half the rate by a warm-up, and half of twice the rate by a decay: the same round, and the
+    same next one.
+    """
     warm = make_site(fedavg(), lr_decay=1.0, lr=0.1, schedule=Constant(warmup=1), num_rounds=1)
     cold = make_site(fedavg(), lr_decay=1.0, lr=0.05, num_rounds=1)
     one, other = (play(site)[-1].weights for site in (warm, cold))
@@ -221,7 +225,8 @@ def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, step
         "clients_per_round": 3,
         "num_rounds": 2,
     }
-    by_epochs = play(make_site(method, local_epochs=epochs, **setting))[-1]  # of two batches each
+    # Of two batches each.
+    by_epochs = play(make_site(method, local_epochs=epochs, **setting))[-1]
     by_steps = play(make_site(method, local_epochs=1, local_steps=steps, **setting))[-1]
     assert all(torch.equal(by_steps.weights[name], w) for name, w in by_epochs.weights.items())
 
@@ -235,22 +240,24 @@ def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, step
         ({"patience": 2}, {}, False),
         ({"patience": 2}, {0: 0.9, 1: 0.1, 2: 0.2, 3: 0.3}, False),
         ({"patience": 2}, {0: 0.9, 1: 0.5, 2: 0.4}, False),
+        # As good as before is not better.
         (
             {"patience": 2},
             {0: 0.9, 1: 0.5, 2: 0.4, 3: 0.5},
             True,
-        ),  # as good as before is not better
+        ),
         ({"patience": 2}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.6, 4: 0.1}, False),
         ({"patience": 2}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.6, 4: 0.1, 5: 0.2}, True),
         ({"patience": 1}, {0: 0.1, 1: 0.5, 2: 0.4}, True),
         ({"patience": 0}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.4, 4: 0.4}, False),
         ({"patience": 1, "eval_every": 2}, {0: 0.1, 1: None, 2: 0.5, 3: None}, False),
         ({"patience": 1, "eval_every": 2}, {0: 0.1, 1: None, 2: 0.5, 3: None, 4: 0.4}, True),
+        # 3 was an extra one.
         (
             {"patience": 1, "eval_every": 2},
             {0: 0.1, 1: None, 2: 0.5, 3: 0.9, 4: 0.6},
             False,
-        ),  # 3 was an extra one
+        ),
     ],
 )
 def test_patience_by_hand(settings, accuracies, over):
@@ -284,7 +291,8 @@ COSINE = {"name": "cosine", "until": 20}
 def test_the_job_in_the_documentation_is_one():
     text = (Path(__file__).parents[2] / "docs/training.md").read_text()
     job = read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]))
-    late = (1 + math.cos(math.pi * 27 / 55)) / 2  # of the 55 rounds after the warm-up
+    # Of the 55 rounds after the warm-up.
+    late = (1 + math.cos(math.pi * 27 / 55)) / 2
     assert [job.train.lr_at(round) / job.train.lr for round in (1, 6, 33)] == pytest.approx(
         [1 / 6, 1.0, late]
     )
@@ -296,7 +304,8 @@ def test_what_is_just_possible_is_not_refused():
         {"schedule": COSINE, "num_rounds": 2},
         {"schedule": {**COSINE, "floor": 0.01}, "num_rounds": 21},
         {"patience": 3, "eval_every": 5, "num_rounds": 20},
-        {"patience": 30},  # a tiny variant of a longer job
+        # A tiny variant of a longer job.
+        {"patience": 30},
     ):
         make_job({"name": "n", "train": settings})
 

@@ -1,12 +1,13 @@
-"""The files of cluster/: Kubernetes' and KubeRay's schemas, and Ray's dry run, accept them; one image is in them all.
+"""The files of cluster/: Kubernetes' and KubeRay's schemas, and Ray's dry run, accept them; one
+image is in them all.
 
-`kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests need (Apache-2.0), without its
-descriptions: the kinds below, and all kinds that they refer to, of `v1.37.0-local-strict/_definitions.json` in the
-package kubernetes-validate 1.37.0.
+`kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests need
+(Apache-2.0), without its descriptions: the kinds below, and all kinds that they refer to, of
+`v1.37.0-local-strict/_definitions.json` in the package kubernetes-validate 1.37.0.
 
-`kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the reference of its
-interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A name with a capital is another kind,
-of the same file or of Kubernetes.
+`kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the
+reference of its interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A
+name with a capital is another kind, of the same file or of Kubernetes.
 """
 
 import gzip
@@ -53,7 +54,8 @@ PYTHON = PROJECT["tool"]["mypy"]["python_version"]
 HERE = Path(__file__).parent
 SCHEMAS = HERE / "kubernetes-1.37.json.gz"
 CORE, META = "io.k8s.api.core.v1.", "io.k8s.apimachinery.pkg.apis.meta.v1."
-KINDS = {  # by apiVersion and kind
+# By apiVersion and kind.
+KINDS = {
     ("v1", "PersistentVolumeClaim"): f"{CORE}PersistentVolumeClaim",
     ("v1", "Secret"): f"{CORE}Secret",
     ("v1", "Service"): f"{CORE}Service",
@@ -71,7 +73,9 @@ SIMPLE = {
 
 
 def check(manifest):
-    """Raises jsonschema.ValidationError, which names the place, if Kubernetes or its operator would refuse it."""
+    """Raises jsonschema.ValidationError, which names the place, if Kubernetes or its operator would
+    refuse it.
+    """
     kind = KINDS[manifest["apiVersion"], manifest["kind"]]
     schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_kuberay()}}
     jsonschema.Draft202012Validator(schema).validate(manifest)
@@ -105,7 +109,8 @@ def _kuberay():
     }
 
 
-# Kubernetes ----------------------------------------------------------------------------------------------------------
+# Kubernetes
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
@@ -176,7 +181,8 @@ def test_names_agree_between_manifests():
         assert any(policy["spec"]["podSelector"]["matchLabels"].items() <= own for own in labels)
 
 
-# `ray up`, and the image ---------------------------------------------------------------------------------------------
+# `ray up`, and the image
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -210,7 +216,9 @@ def test_every_file_names_the_same_image():
 
 
 def test_the_build_gets_only_what_it_copies_and_the_image_runs_as_a_numbered_user():
-    """.dockerignore excludes every file that COPY does not name, so no data, result or token is sent to the build."""
+    """.dockerignore excludes every file that COPY does not name, so no data, result or token is
+    sent to the build.
+    """
     text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace(
         "\\\n", " "
     )

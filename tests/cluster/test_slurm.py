@@ -1,4 +1,6 @@
-"""cluster/slurm.sh, run on two network namespaces as nodes; only `srun` and `scontrol` are small scripts of our own."""
+"""cluster/slurm.sh, run on two network namespaces as nodes; only `srun` and `scontrol` are small
+scripts of our own.
+"""
 
 import os
 import re
@@ -50,7 +52,9 @@ SCONTROL = """#!/bin/bash
 
 @pytest.fixture
 def nodes():
-    """The names of two network namespaces, each with an address of its own and a cable between them."""
+    """The names of two network namespaces, each with an address of its own and a cable between
+    them.
+    """
     nodes = [f"rf{os.getpid()}{side}" for side in "ab"]
     try:
         for node in nodes:
@@ -85,7 +89,9 @@ def ip(*words):
 
 @pytest.fixture
 def start(tmp_path, nodes):
-    """Starts the script in a checkout, in the environment that Slurm would give a job on these nodes."""
+    """Starts the script in a checkout, in the environment that Slurm would give a job on these
+    nodes.
+    """
     for part in ("jobs", ".venv"):
         (tmp_path / part).symlink_to(ROOT / part)
     tools = tmp_path / "tools"
@@ -137,8 +143,8 @@ def wait_until(true, process, seconds=240):
 def assert_nothing_is_left(folder, nodes):
     assert not list(folder.glob(".rayfed-*"))
     assert not TEMPORARY.exists()
-    # The dashboard's children end a moment later. An agent that was just starting looks for Ray's GCS for 60 s first
-    # (gcs_rpc_server_reconnect_timeout_s). Slurm would end them with the job.
+    # The dashboard's children end a moment later. An agent that was just starting looks for Ray's
+    # GCS for 60 s first (gcs_rpc_server_reconnect_timeout_s). Slurm would end them with the job.
     end = time.monotonic() + 90
     while any(left := [processes_in(node) for node in nodes]) and time.monotonic() < end:
         time.sleep(0.2)

@@ -1,4 +1,6 @@
-"""Augmentation equals a plain loop over images, and without augmentation images are only normalised."""
+"""Augmentation equals a plain loop over images, and without augmentation images are only
+normalised.
+"""
 
 import numpy as np
 import torch

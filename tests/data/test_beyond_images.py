@@ -1,4 +1,6 @@
-"""Tokens, text and vectors of features: read, cut, padded, standardised, trained on; or refused with the place."""
+"""Tokens, text and vectors of features: read, cut, padded, standardised, trained on; or refused
+with the place.
+"""
 
 import re
 import subprocess
@@ -33,7 +35,8 @@ from rayfed.runtime.this_process import ThisProcess
 
 CPU = torch.device("cpu")
 DATA_GUIDE = Path(__file__).parents[2] / "docs/data.md"
-TOPICS, WORDS = 4, 40  # classes, and words of the vocabulary beside the padding
+# Classes, and words of the vocabulary beside the padding.
+TOPICS, WORDS = 4, 40
 
 
 @pytest.fixture
@@ -62,7 +65,9 @@ def topics(count, seed):
 
 
 def people(count, seed):
-    """A table whose label is whether a weighted sum of its columns, of very different units, is above its mean."""
+    """A table whose label is whether a weighted sum of its columns, of very different units, is
+    above its mean.
+    """
     rng = np.random.default_rng(seed)
     age, income, scan = (
         rng.normal(40, 10, count),
@@ -112,7 +117,8 @@ def test_lists_are_cut_and_padded(folder):
         load(Data(source, tokens="ids", length=2, vocabulary=50)),
     )
     assert whole.train.examples.tolist() == [[5, 1, 2], [7, 0, 0], [0, 0, 0], [3, 4, 0]]
-    assert whole.test.examples.tolist() == [[1, 2, 3]]  # the training set's length
+    # The training set's length.
+    assert whole.test.examples.tolist() == [[1, 2, 3]]
     assert cut.train.examples.tolist() == [[5, 1], [7, 0], [0, 0], [3, 4]]
     kinds = [federate(dataset, Iid(1)).inputs for dataset in (whole, cut)]
     assert kinds == [Tokens(3, vocabulary=8), Tokens(2, vocabulary=50)]
@@ -158,9 +164,8 @@ def test_vectors_are_standardised_by_the_training_set(folder):
     )
     federation = federate(load(Data(source, features=["age", "scan", "smokes"])), Iid(1))
     raw = np.array([[20, 1, 5, 1], [40, 2, 5, 0], [60, 6, 5, 0]])
-    deviation = np.array(
-        [raw[:, 0].std(), raw[:, 1].std(), 1.0, raw[:, 3].std()]
-    )  # a constant feature is only centred
+    # A constant feature is only centred.
+    deviation = np.array([raw[:, 0].std(), raw[:, 1].std(), 1.0, raw[:, 3].std()])
     np.testing.assert_allclose(federation.std, deviation, rtol=1e-15)
     for samples, expected in (
         (federation.train, raw),
@@ -276,9 +281,8 @@ def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
 
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
-@pytest.mark.parametrize(
-    "name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"})
-)  # no client changes the last two
+# No client changes the last two.
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"}))
 def test_every_method_trains_on_them(folder, name, make):
     if (name, make) == ("fedreg", of_topics):
         with pytest.raises(

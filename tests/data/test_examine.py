@@ -1,4 +1,6 @@
-"""What one look at a data set finds: each oddity is named with its number, and ordinary data have none."""
+"""What one look at a data set finds: each oddity is named with its number, and ordinary data have
+none.
+"""
 
 import logging
 import re
@@ -51,29 +53,58 @@ NAMED = ("cat", "dog", "emu")
         (THREE, None, None, None),
         (THREE, [0, 1, 2], NAMED, None),
         ([1, 2, 3], None, None, "labels begin with 1: class 0 has no image"),
-        ([0, 5, 17], None, None, "15 of 18 classes, '1', '2', '3', '4', '6', and 10 more, are without any image"),
+        ([0, 5, 17], None, None, (
+            "15 of 18 classes, '1', '2', '3', '4', '6', and 10 more, are without any image"
+        )),
         ([2, 3, 4], None, None, "2 of 5 classes, '0', '1', are without any image"),
-        ([0, 2], None, NAMED, "1 of 3 classes, 'dog', is without any image, .* leave out their names"),
-        ([0, 2], [0, 1, 2], NAMED, "1 of 3 classes, 'dog', is with test images and without training images"),
-        (THREE, [0, 2], NAMED, "1 of 3 classes, 'dog', is without test images: .* are of the other 2"),
-        (THREE, [1, 1], NAMED, "2 of 3 classes, 'cat', 'emu', are without test images: .* are of the other 1"),
+        ([0, 2], None, NAMED, (
+            "1 of 3 classes, 'dog', is without any image, .* leave out their names"
+        )),
+        ([0, 2], [0, 1, 2], NAMED, (
+            "1 of 3 classes, 'dog', is with test images and without training images"
+        )),
+        (THREE, [0, 2], NAMED, (
+            "1 of 3 classes, 'dog', is without test images: .* are of the other 2"
+        )),
+        (THREE, [1, 1], NAMED, (
+            "2 of 3 classes, 'cat', 'emu', are without test images: .* are of the other 1"
+        )),
         (THREE, None, ("Cat", "cat ", "emu"), "classes 'Cat', 'cat ' differ in capitals, spaces"),
         (THREE, None, ("cat", "cat\u200b", "emu"), r"classes 'cat', 'cat\\u200b' differ"),
-        (THREE, None, ("caf\u00e9", "cafe\u0301", "emu"), r"classes 'caf\\xe9', 'cafe\\u0301' differ"),
+        (THREE, None, ((
+            "caf\u00e9"
+        ), (
+            "cafe\u0301"
+        ), (
+            "emu"
+        )), r"classes 'caf\\xe9', 'cafe\\u0301' differ"),
         (THREE, None, ("ice cream", "icecream", "emu"), "classes 'ice cream', 'icecream' differ"),
         (THREE, None, ("01", "1", "emu"), "classes '01', '1' are one number, written in 2 ways"),
         (THREE, None, ("1.0", "1", "emu"), "classes '1.0', '1' are one number, written in 2 ways"),
         (THREE, None, ("00", "10", "100"), None),
-        (THREE, None, ("1.1", "1.10", "1"), None),  # sections of a book
-        (THREE, None, ("a", "A", "emu"), None),  # letters
+        # Sections of a book.
+        (THREE, None, ("1.1", "1.10", "1"), None),
+        # Letters
+        (THREE, None, ("a", "A", "emu"), None),
         (THREE, None, ("cat", "cats", "cat_1"), None),
-        (THREE, None, ("cat", "nan", "emu"), "class 'nan' looks like a missing label, of 4 training images"),
+        (THREE, None, ((
+            "cat"
+        ), (
+            "nan"
+        ), (
+            "emu"
+        )), (
+            "class 'nan' looks like a missing label, of 4 training images"
+        )),
         (THREE, None, ("cat", "None", "emu"), "class 'None' looks like a missing label"),
         (THREE, None, ("cat", " ", "emu"), "class ' ' looks like a missing label"),
-        ([1, 2], None, ("N/A", "a", "b"), None),  # as EMNIST has its letters
+        # As EMNIST has its letters.
+        ([1, 2], None, ("N/A", "a", "b"), None),
         (THREE, None, ("none", "nano", "NA"), None),
         ([*range(15), *range(15)], None, None, None),
-        ([*range(15), *range(10)], [*range(15)], None, "15 classes for 25 training images; is data.label"),
+        ([*range(15), *range(10)], [*range(15)], None, (
+            "15 classes for 25 training images; is data.label"
+        )),
     ],
 )  # fmt: skip
 def test_odd_classes_are_named_and_usual_ones_are_not(labels, test, classes, message):
@@ -180,8 +211,24 @@ def test_texts_that_are_empty_of_one_word_or_cut_are_counted(train, test, messag
     ("texts", "message"),
     [
         (["a good film", "nanny and None", "null and void"], None),
-        (["a good film", "nan", " None "], "2 of 3 texts of column 't' are 'nan', as programs write it"),
-        (["1.txt", "a/b.html", "see c.txt"], "2 of 3 texts of column 't' are names of files, such as '1.txt'"),
+        ([(
+            "a good film"
+        ), (
+            "nan"
+        ), (
+            " None "
+        )], (
+            "2 of 3 texts of column 't' are 'nan', as programs write it"
+        )),
+        ([(
+            "1.txt"
+        ), (
+            "a/b.html"
+        ), (
+            "see c.txt"
+        )], (
+            "2 of 3 texts of column 't' are names of files, such as '1.txt'"
+        )),
         (["1.txt", "good. Film", "3.50", "Great!", "e.g."], None),
     ],
 )  # fmt: skip

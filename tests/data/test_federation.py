@@ -132,8 +132,8 @@ def test_a_client_is_known_by_number_and_name(asked, names, number):
 @pytest.mark.parametrize("asked", [2, "2"])
 def test_a_number_that_is_another_clients_name_is_refused_with_both_readings(asked):
     says = (
-        "measure_clients: client 2: number 2 is the client named '3', and the client named '2' has number 1; give "
-        "number:2 or name:2"
+        "measure_clients: client 2: number 2 is the client named '3', and the client named '2' has "
+        "number 1; give number:2 or name:2"
     )
     with pytest.raises(InputError, match=f"^{says}$"):
         number_of(asked, ("1", "2", "3"), 3, "measure_clients")

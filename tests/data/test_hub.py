@@ -1,4 +1,6 @@
-"""The Hugging Face hub: huggingface_hub's own code against a small server that answers as the hub does."""
+"""The Hugging Face hub: huggingface_hub's own code against a small server that answers as the hub
+does.
+"""
 
 import hashlib
 import io
@@ -27,7 +29,9 @@ REVISIONS = "main", COMMIT, "refs/convert/parquet"
 
 
 def table(labels, names, label="label", **columns):
-    """A file as `datasets` writes it: images as {bytes, path}, labels as numbers, class names in the metadata."""
+    """A file as `datasets` writes it: images as {bytes, path}, labels as numbers, class names in
+    the metadata.
+    """
 
     def encoded(value):
         file = io.BytesIO()
@@ -70,7 +74,9 @@ REPOSITORIES = {
 
 
 class Server(ThreadingHTTPServer):
-    """Three questions of huggingface_hub: the commit of a revision, the files of a commit, one of these files."""
+    """Three questions of huggingface_hub: the commit of a revision, the files of a commit, one of
+    these files.
+    """
 
     daemon_threads = True
 
@@ -195,9 +201,8 @@ def test_single_files_of_the_hub_are_training_and_test_set_and_others_are_not_do
     assert data.train.labels.tolist() == [0, 1] and data.test.labels.tolist() == [0]
     files = {path.rpartition("/")[2] for path in server.asked if "/resolve/" in path}
     assert files == {"train-00000-of-00002.parquet", "validation-00000-of-00001.parquet"}
-    both = load(
-        Data("hf://datasets/flwrlabs/cinic10", root=str(tmp_path))
-    )  # the rest of a copy in part comes, too
+    # The rest of a copy in part comes, too.
+    both = load(Data("hf://datasets/flwrlabs/cinic10", root=str(tmp_path)))
     assert (len(both.train), len(both.test)) == (4, 3)
 
 
@@ -226,7 +231,10 @@ def test_without_a_network_a_copy_is_read_and_a_missing_one_is_refused(server, t
     server.server_close()
     again = load(Data("tiny-imagenet", root=str(tmp_path)))
     assert np.array_equal(first.train.examples, again.train.examples)
-    refused = f"'hf://datasets/flwrlabs/cinic10': {tmp_path}/hub has no copy, and the download failed .*run once where"
+    refused = (
+        f"'hf://datasets/flwrlabs/cinic10': {tmp_path}/hub has no copy, and the download failed "
+        ".*run once where"
+    )
     with pytest.raises(InputError, match=refused):
         load(Data("cinic10", root=str(tmp_path)))
 

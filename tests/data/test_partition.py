@@ -70,9 +70,8 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
         smallest, largest = -(-present // k), 8 + present
     rule = kind(draw(st.integers(smallest, largest)), **options)
     if kind is Classes:
-        labels = np.concatenate(
-            [labels, np.repeat(np.unique(labels), rule.num_clients)]
-        )  # enough for every holder
+        # Enough for every holder.
+        labels = np.concatenate([labels, np.repeat(np.unique(labels), rule.num_clients)])
     return rule, labels, num_classes
 
 
@@ -111,9 +110,8 @@ def test_an_auxiliary_set_is_withdrawn_from_what_every_rule_deals_evenly_within_
     case, per_class
 ):
     rule, labels, _ = case
-    labels = np.unique(labels, return_inverse=True)[
-        1
-    ]  # no class without images, of which none could be taken
+    # No class without images, of which none could be taken.
+    labels = np.unique(labels, return_inverse=True)[1]
     try:
         whole = opened(rule, labels, 0)
         less = opened(rule, labels, per_class)
@@ -135,9 +133,8 @@ def test_an_auxiliary_set_is_withdrawn_from_what_every_rule_deals_evenly_within_
     for held, gone in zip(had.T, lost.T, strict=True):
         assert np.ptp(gone[held >= gone.max()]) <= 1
         fewer = held < gone.max()
-        assert np.all(
-            gone[fewer] >= held[fewer] - 1
-        )  # all of it, or all but the client's last image
+        # All of it, or all but the client's last image.
+        assert np.all(gone[fewer] >= held[fewer] - 1)
     assert np.array_equal(opened(rule, labels, per_class).auxiliary, less.auxiliary)
 
 
@@ -155,17 +152,19 @@ class Listed:
 @pytest.mark.parametrize(
     ("owners", "labels", "per_class", "lost"),
     [
+        # Client 2 gives the one of class 1.
         (
             [0, 0, 0, 0, 0, 1, 2, 2, 2],
             [0, 0, 0, 0, 0, 0, 0, 0, 1],
             1,
             None,
-        ),  # client 2 gives the one of class 1
+        ),
         ([0, 0, 0, 0, 0, 1, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1], 2, [2, 0, 2]),
         # Client 1 keeps its only image; 0 and 2 give two each in turns, then 0 a third one.
         ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0], 4, [2, 0, 2]),
         ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0], 5, [3, 0, 2]),
-        # Both images of class 1 go; so client 0 must keep that of class 0, and client 1 gives up two.
+        # Both images of class 1 go; so client 0 must keep that of class 0, and client 1 gives up
+        # two.
         ([0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], 2, [1, 3]),
     ],
 )
@@ -224,7 +223,8 @@ def test_shards_of_balanced_labels_have_one_size_and_one_class_each():
     counts = table(partition, CIFAR, 10)
     assert set(counts.ravel()) <= {0, 250, 500}
     assert set(partition.sizes) == {500}
-    assert (counts == 500).any()  # a client may get two shards of one class
+    # A client may get two shards of one class.
+    assert (counts == 500).any()
 
 
 @few
@@ -261,7 +261,9 @@ def test_dirichlet_clients_of_equal_sizes_differ_by_at_most_one(case, alpha, dat
 
 
 def test_dirichlet_clients_of_equal_sizes_draw_their_proportions_over_the_classes():
-    """A tenth of each client's images is of each class on average, with the variance of Dir(alpha) among the first."""
+    """A tenth of each client's images is of each class on average, with the variance of Dir(alpha)
+    among the first.
+    """
     few = CIFAR[::50]
     even = table(Dirichlet(10, alpha=1e6, sizes="equal").split(few, 10), few, 10)
     assert np.abs(even - 10).max() < 5 * np.sqrt(10)
@@ -349,19 +351,24 @@ def test_dirichlet_keeps_min_size_and_cap():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_client_that_holds_exactly_its_share_gets_no_more(seed):
-    """With six images in each of four classes and three clients, n / N is 8: some hold just that before the end."""
+    """With six images in each of four classes and three clients, n / N is 8: some hold just that
+    before the end.
+    """
     labels, exactly = np.repeat(np.arange(4), 6), 0
     for number in range(20):
         rule = Dirichlet(3, alpha=1.0, min_size=0, seed=100 * seed + number)
         given = table(rule.split(labels, 4), labels, 4).T
-        held = np.cumsum(given, axis=0) - given  # before each class
+        # Before each class.
+        held = np.cumsum(given, axis=0) - given
         assert (given[held >= 8] == 0).all()
         exactly += np.count_nonzero(held == 8)
     assert exactly
 
 
 def test_dirichlet_without_the_cap_has_the_moments_of_its_distribution():
-    """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
+    """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha +
+    1)).
+    """
     labels = np.zeros(1000, dtype=np.int64)
     alpha = 0.3
     shares = [
@@ -429,7 +436,10 @@ def test_a_users_rule_deals_the_data():
     assert open_federation(job.data).partition.sizes.tolist() == [2500, 7500]
 
 
-UNEVEN = "data.partition: Wrong.split gets 10,000 labels; deal the images whose labels it gets, each once"
+UNEVEN = (
+    "data.partition: Wrong.split gets 10,000 labels; deal the images whose labels it gets, each "
+    "once"
+)
 
 
 @dataclass(frozen=True)
@@ -469,7 +479,8 @@ class Wrong:
         ("list", "data.partition: Wrong.split gave list; it must give a Partition, such as"),
         (
             "empty",
-            "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; have fewer",
+            "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; "
+            "have fewer",
         ),
     ],
 )

@@ -153,7 +153,10 @@ def test_a_failed_download_is_refused_with_the_folder_and_what_to_do(name, tmp_p
     from torchvision import datasets
 
     monkeypatch.setattr(datasets, sources.TORCHVISION[name], Offline)
-    message = f"'{name}': {tmp_path} has no intact copy, and the download failed .no route.*network.*or set data.root"
+    message = (
+        f"'{name}': {tmp_path} has no intact copy, and the download failed .no route.*network.*or "
+        "set data.root"
+    )
     refuses(Data(name, root=str(tmp_path)), message)
 
 
@@ -166,9 +169,10 @@ def test_torchvisions_arrays_become_samples(monkeypatch):
     assert train.classes == ("0", "cat")
     assert train.labels.tolist() == [0, 1]
     monkeypatch.setattr(datasets, "EMNIST", type("EMNIST", (Stored,), {}))
+    # Upright
     assert load(Data("emnist", root="nowhere")).train.examples[0].tolist() == [
         [[0, 2, 4], [1, 3, 5]]
-    ]  # upright
+    ]
 
 
 def test_importing_and_reading_data_does_not_import_torchvision():
@@ -236,7 +240,8 @@ def test_lists_of_pixels_are_read(tmp_path, channels, nested, last):
     [
         (
             [[0.5] * 4] * 2,
-            "of type double, from 0.5 to 0.5; they must be whole numbers in 0..255; multiply by 255",
+            "of type double, from 0.5 to 0.5; they must be whole numbers in 0..255; multiply by "
+            "255",
         ),
         (
             [[-1.0, 0.0, 0.5, 1.0]] * 2,
@@ -305,7 +310,8 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path):
     )
     refuses(
         Data(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])),
-        "row 0: 0.5 in column 'label', which is of type double; labels are whole numbers or text; divide",
+        "row 0: 0.5 in column 'label', which is of type double; labels are whole numbers or text; "
+        "divide",
     )
     renamed = write(tmp_path / "h.parquet", images, [0, 1, 0, 1], {"classes": "dog, emu"})
     refuses(
@@ -316,7 +322,8 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path):
 
 PETS = {"classes": "cat,dog,emu"}
 TENS = [str(number) for number in range(12)]
-MAPPED = [  # labels and names to train on and to test on; the classes; what the test labels are
+# Labels and names to train on and to test on; the classes; what the test labels are.
+MAPPED = [
     (TENS, {}, [2, 10, 11], {}, sorted(TENS), ["2", "10", "11"]),
     (TENS, {}, [2.0, 10.0], {}, sorted(TENS), ["2", "10"]),
     (["01", "02", "10"], {}, [10, 1], {}, ["01", "02", "10"], ["10", "01"]),
@@ -363,15 +370,43 @@ def test_labels_of_a_test_set_mean_the_classes_of_the_training_set(
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        (["cat", "dog"], [0, 1], "row 0: column 'label' has numbers, and the training set's classes are names .cat"),
+        ([(
+            "cat"
+        ), (
+            "dog"
+        )], [0, 1], (
+            "row 0: column 'label' has numbers, and the training set's classes are names .cat"
+        )),
         (["1", "2"], [1, 3], r"row 1: label 3 is not one of the classes \(1, 2\)"),
         (["1", "01"], [1, 1], "has numbers, and the training set's classes are names"),
-        (["cat", "dog"], ["Cat ", "dog"], "row 0: label 'Cat ' is not one of .*; did you mean 'cat'"),
-        (["0", "1"], [-1, -1], "row 0: label -1 is not one of the classes .*; -1 often marks rows without"),
+        ([(
+            "cat"
+        ), (
+            "dog"
+        )], [(
+            "Cat "
+        ), (
+            "dog"
+        )], (
+            "row 0: label 'Cat ' is not one of .*; did you mean 'cat'"
+        )),
+        ([(
+            "0"
+        ), (
+            "1"
+        )], [-1, -1], (
+            "row 0: label -1 is not one of the classes .*; -1 often marks rows without"
+        )),
         ([-1, 1], [-1, 1], "row 0: label -1 is outside 0..1 .*; of labels -1 and 1, write 0 and 1"),
-        ([0, 1], [-1, -1], "row 0: label -1 is outside 0..1 .*; -1 often marks rows without a label"),
+        ([0, 1], [-1, -1], (
+            "row 0: label -1 is outside 0..1 .*; -1 often marks rows without a label"
+        )),
         (["cat", " "], ["cat", "cat"], "row 1: the text in column 'label' is empty"),
-        ([0.0, float("nan")], [0, 1], "row 1: nan in column 'label'.*leave out rows without a label"),
+        ([0.0, float(
+            "nan"
+        )], [0, 1], (
+            "row 1: nan in column 'label'.*leave out rows without a label"
+        )),
         ([[1, 0], [0, 1]], [0, 1], r"of type list<.*of lists of 0 and 1, .* numpy.argmax.labels, axis=1."),
         ([b"cat", b"dog"], [0, 1], "of type binary; write it as text: column.cast"),
     ],
@@ -382,7 +417,8 @@ def test_labels_that_cannot_be_meant_are_refused(tmp_path, train, test, message)
     refuses(Data(first, test=write(tmp_path / "b.parquet", images[2:], test)), message)
 
 
-FORMS = [  # of a type, as other tools write it: the form, and the usual type
+# Of a type, as other tools write it: the form, and the usual type.
+FORMS = [
     (pa.string_view(), pa.string()),
     (pa.large_string(), pa.string()),
     (pa.dictionary(pa.int8(), pa.string()), pa.string()),
@@ -440,7 +476,8 @@ def test_types_that_have_no_common_type_are_both_named(tmp_path):
     write(tmp_path / "train-1.parquet", images, ["0", "1"])
     refuses(
         Data(str(tmp_path), test_fraction=0.5),
-        "column 'label' is of type int64 in .*train-0.parquet, and of type string in .*train-1.parquet",
+        "column 'label' is of type int64 in .*train-0.parquet, and of type string in "
+        ".*train-1.parquet",
     )
 
 
@@ -462,7 +499,8 @@ def test_an_image_that_is_a_path_alone_is_read_from_beside_its_file(tmp_path):
     )
 
 
-CONTENTS = [  # of a file with another name than it should have, and words that say so
+# Of a file with another name than it should have, and words that say so.
+CONTENTS = [
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "git lfs pull"),
     (b"\n<!DOCTYPE html>\n<html>404</html>", "web page"),
     (b"", "empty file"),
@@ -621,7 +659,8 @@ def test_image_folders_are_read(tmp_path, held):
     )
 
 
-LAYOUTS = [  # what is in a folder; the classes, or the number of files, by split
+# What is in a folder; the classes, or the number of files, by split.
+LAYOUTS = [
     ("{train,test}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
     ("{Training,Testing}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog"}),
     ("{trn,tst,dev}/{cat,dog}/1.png", {"train": "cat dog", "test": "cat dog", "val": "cat dog"}),
@@ -671,7 +710,8 @@ def test_names_tell_the_split_at_any_depth(pattern, expected):
     assert not layout.doubtful
 
 
-DOUBTFUL = [  # what is in a folder, and words of the refusal
+# What is in a folder, and words of the refusal.
+DOUBTFUL = [
     ("{cat,dog,test}/1.png", "test' looks like a test set, and holds images itself, as a class"),
     ("{train,test}/1.png", "test' looks like a test set, and holds images itself, as a class"),
     ("{cat,dog}_{train,test}/1.png", "cat_test' looks like a test set, and holds images itself"),
@@ -859,9 +899,8 @@ def test_every_source_can_be_resized(tmp_path):
 
 
 def test_resizing_is_antialiased_and_crops_the_centre():
-    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[
-        None
-    ]  # 16 x 32: every second column is bright
+    # 16 x 32: every second column is bright.
+    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[None]
     small = decode(encode(stripes), size=4).astype(int)
     assert small.shape == (1, 4, 4)
     assert np.abs(small - 127).max() < 20
@@ -1228,25 +1267,30 @@ def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
         ),
         (
             "floats",
-            r"': images are float64 from 0\.\d+ to 1\.0, .*, as .255 . images.\.round...astype.'uint8'. makes of",
+            r"': images are float64 from 0\.\d+ to 1\.0, .*, as .255 . "
+            r"images.\.round...astype.'uint8'. makes of",
         ),
         (
             "around",
-            r"from -1\.0 to 1\.0, .*, as ..images \+ 1. \* 127\.5.\.round...astype.'uint8'. makes of",
+            r"from -1\.0 to 1\.0, .*, as ..images \+ 1. \* 127\.5.\.round...astype.'uint8'. makes "
+            r"of",
         ),
         ("wide", r"from \d+\.0 to 255\.0, .*, as images\.round...astype.'uint8'. makes of"),
         (
             "normalised",
-            r"images are float32 from -3\.\d+ to 0\.\d+, .* before they were normalised; it gives .train, test., ",
+            r"images are float32 from -3\.\d+ to 0\.\d+, .* before they were normalised; it gives "
+            r".train, test., ",
         ),
         ("holes", "images are float64 from nan to nan, and must be uint8"),
         (
             "short",
-            r"': labels are int64 of shape .8,.: each of 9 images needs one, a whole number from 0; it gives .train",
+            r"': labels are int64 of shape .8,.: each of 9 images needs one, a whole number from "
+            r"0; it gives .train",
         ),
         (
             "deep",
-            r"labels are int64 of shape .9, 1.: each of 9 images .*; give labels.ravel\(\); it gives",
+            r"labels are int64 of shape .9, 1.: each of 9 images .*; give labels.ravel\(\); it "
+            r"gives",
         ),
         (
             "flat",
@@ -1254,7 +1298,8 @@ def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
         ),
         (
             "four",
-            r"images have the shape .4, 5, 4., and must be .H, W.* give images\[..., :3\]; it gives",
+            r"images have the shape .4, 5, 4., and must be .H, W.* give images\[..., :3\]; it "
+            r"gives",
         ),
         (
             "fourth",
@@ -1272,7 +1317,8 @@ def test_pillow_images_of_a_function_are_read_as_one_sees_them(own_data):
         ),
         (
             "beyond",
-            "labels of the test set are 3 to 3, and must be whole numbers from 0, below the number of classes, 3",
+            "labels of the test set are 3 to 3, and must be whole numbers from 0, below the number "
+            "of classes, 3",
         ),
         (
             "below",

@@ -1,4 +1,6 @@
-"""How uneven a partition is, against closed forms, and against sums over all cells of a dense table."""
+"""How uneven a partition is, against closed forms, and against sums over all cells of a dense
+table.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""`best.safetensors` holds the weights of the best round at every checkpoint, wherever the run is killed."""
+"""`best.safetensors` holds the weights of the best round at every checkpoint, wherever the run is
+killed.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 
-RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated
+# Of 4 cats, after rounds 0 to 9; None: not evaluated.
+RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]
+# By the round that the run has come to.
 BEST = {
     1: 1,
     2: 1,
@@ -44,7 +48,7 @@ BEST = {
     7: 7,
     8: 7,
     9: 7,
-}  # by the round that the run has come to
+}
 
 
 class Killed(BaseException):
@@ -53,11 +57,12 @@ class Killed(BaseException):
 
 @pytest.fixture
 def site(tmp_path):
+    # Checkpoints after 1, 4, 8, and the end.
     output = {
         "path": str(tmp_path / "runs"),
         "every": 4,
         "every_seconds": 1e9,
-    }  # checkpoints after 1, 4, 8, and the end
+    }
     job = make_job({"name": "run", "output": output, "ray": {"mode": "off"}})
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
     return Site(
@@ -206,7 +211,9 @@ def test_a_new_run_over_it_has_its_own(site):
 
 
 def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, monkeypatch):
-    """The extra evaluations at its old ends are the best of all, and count as long as the run ends there."""
+    """The extra evaluations at its old ends are the best of all, and count as long as the run ends
+    there.
+    """
     monkeypatch.setattr(f"{__name__}.RIGHT", [1, 4, 4, 3, 4, 4, 2, 4, 4, 3])
 
     def extended(*ends):
@@ -240,7 +247,9 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
 
 
 def test_the_best_and_the_final_weights_are_those_that_were_evaluated(tmp_path):
-    """FedACG sends other weights than it evaluates: each file gives the accuracy of its row, and a resumed run too."""
+    """FedACG sends other weights than it evaluates: each file gives the accuracy of its row, and a
+    resumed run too.
+    """
     train = {"num_rounds": 3, "clients_per_round": 2, "local_steps": 5, "lr": 0.05, "momentum": 0.9}
     job = {
         "name": "ahead",
@@ -277,9 +286,10 @@ def test_a_file_says_what_one_needs_to_use_its_weights_without_rayfed(tmp_path):
         images = (torch.from_numpy(test.examples) / 255 - mean) / deviation
         with torch.no_grad():
             right = int((model.eval()(images).argmax(1).numpy() == test.labels).sum())
+        # In float32.
         assert right / len(test) == pytest.approx(
             result.rounds["test_accuracy"][1].as_py(), abs=0.001
-        )  # in float32
+        )
         assert (about["model"]["name"], about["image_shape"], about["round"]) == (
             "lenet",
             [1, 28, 28],

@@ -1,4 +1,6 @@
-"""A checkpoint restores a round bit for bit; a damaged checkpoint, or one of another job, is refused."""
+"""A checkpoint restores a round bit for bit; a damaged checkpoint, or one of another job, is
+refused.
+"""
 
 import random
 import shutil
@@ -32,9 +34,8 @@ rows = {
 
 
 METHODS = [
-    pytest.param(
-        switch(scaffold(), fedcsd(), at=3), 5, id="switch"
-    ),  # states, memories, payloads and surveys
+    # States, memories, payloads and surveys.
+    pytest.param(switch(scaffold(), fedcsd(), at=3), 5, id="switch"),
     *(
         pytest.param(recipe(), 3, id=name, marks=pytest.mark.slow)
         for name, recipe in RECIPES.items()
@@ -175,7 +176,8 @@ def mortal(changes):
             raise Dies
 
     def written(self, name, *content):
-        if left == 0:  # half of the content is on the disk, under its temporary name
+        # Half of the content is on the disk, under its temporary name.
+        if left == 0:
             Path(self.place).mkdir(exist_ok=True, parents=True)
             (Path(self.place) / f".{name}.tmp").write_bytes(
                 b"".join(content)[: len(b"".join(content)) // 2]
@@ -220,7 +222,10 @@ def files_in(place):
 def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
     make_site, play, bits, tmp_path
 ):
-    """Its pieces would only fill the disk. The checkpoint before it stays, and the next is whole."""
+    """Its pieces would only fill the disk.
+
+    The checkpoint before it stays, and the next is whole.
+    """
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for room in range(100):
@@ -281,7 +286,8 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
             assert there <= kept | {"best.safetensors"}, "nothing is left of the dead process"
         else:
             break
-    assert changes > 9  # it died at each of these changes
+    # It died at each of these changes.
+    assert changes > 9
 
 
 def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
@@ -308,10 +314,11 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
             caplog.clear()
             assert newest(Folder(str(torn))).round == 1, (path.name, tear)
             assert path.name in caplog.text or (tear, path.suffix) == ("remove", ".json")
+            # Without this file, no file names the checkpoint.
             if (tear, path.name) != (
                 "remove",
                 "round-00002.json",
-            ):  # without this file, no file names the checkpoint
+            ):
                 assert "the checkpoint of round 2 cannot be used" in caplog.text
                 assert "the last good checkpoint is of round 1" in caplog.text
             shutil.rmtree(torn)

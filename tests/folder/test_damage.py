@@ -1,4 +1,6 @@
-"""Whatever becomes of a file in a run's folder: each command ends by itself, with a sentence or with the right bits."""
+"""Whatever becomes of a file in a run's folder: each command ends by itself, with a sentence or
+with the right bits.
+"""
 
 import os
 import shutil
@@ -81,7 +83,8 @@ def test_every_command_ends_whatever_becomes_of_a_file(tables, tmp_path, damage,
             make(file) if damage in ("pipe", "folder", "empty") else make(
                 file, kept.read_bytes().ljust(100)
             )
-            signal.alarm(60)  # ends pytest where a command would never end
+            # Ends pytest where a command would never end.
+            signal.alarm(60)
             with suppress(InputError, Resumable, RunFailed):
                 assert command() is not False, (name, kept.name)
             signal.alarm(0)

@@ -1,4 +1,6 @@
-"""The line that a run is no better than a guess: when it is there, what it proposes, and when it is not."""
+"""The line that a run is no better than a guess: when it is there, what it proposes, and when it is
+not.
+"""
 
 import numpy as np
 import pytest
@@ -24,18 +26,23 @@ def test_a_guess_is_the_most_frequent_class_and_not_one_of_all_classes():
     [
         ((0.1, 0.25, 0.25), 0.25, 100, "no round is better than a guess"),
         ((0.1, 0.2, None, 0.15), 0.25, 100, "no round is better than a guess"),
+        # Nine of ten are one class.
         (
             (0.1, 0.9, 0.9),
             0.9,
             1000,
             "no round is better than a guess",
-        ),  # nine of ten are one class
+        ),
         ((0.1, 0.8, 0.1), 0.1, 1000, "the last round is no better than a guess"),
         ((0.1, 0.1, 0.11), 0.1, 1000, ""),
-        ((0.9, 0.5, 0.6), 0.5, 1000, ""),  # the initial model is chance
-        ((0.1, 0.25, 0.25), 0.25, 8, ""),  # a good model may have two of eight right
-        ((0.5, 1.0, 1.0), 1.0, 1000, ""),  # a single class has nothing to learn
-        ((0.1,), 0.1, 1000, ""),  # nothing has been trained
+        # The initial model is chance.
+        ((0.9, 0.5, 0.6), 0.5, 1000, ""),
+        # A good model may have two of eight right.
+        ((0.1, 0.25, 0.25), 0.25, 8, ""),
+        # A single class has nothing to learn.
+        ((0.5, 1.0, 1.0), 1.0, 1000, ""),
+        # Nothing has been trained.
+        ((0.1,), 0.1, 1000, ""),
     ],
     ids=str,
 )

@@ -48,7 +48,9 @@ def site(tmp_path):
 
 
 def a_round(number: int, right: int | None = 3) -> Round:
-    """A round after which `right` of 4 cats and all 4 dogs are recognised; None: it is not evaluated."""
+    """A round after which `right` of 4 cats and all 4 dogs are recognised; None: it is not
+    evaluated.
+    """
     evaluation = None if right is None else Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
     clients = (
         (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there", NOTES))
@@ -319,7 +321,8 @@ def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute
         for number in range(9):
             now[0] += 25
             keeper.round(a_round(number))
-    assert written == [0, 1, 4, 5, 8, 8]  # the last round always has one
+    # The last round always has one.
+    assert written == [0, 1, 4, 5, 8, 8]
 
 
 @pytest.mark.parametrize("name", ["b/rounds.parquet/x", "b/checkpoints", "b/c/job.toml"])
@@ -406,7 +409,8 @@ def test_only_one_process_at_a_time_can_write(site):
     keep(site, force=True)
 
 
-# Through `rayfed.run` ------------------------------------------------------------------------------------------------
+# Through `rayfed.run`
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -443,7 +447,8 @@ def test_run_prints_nothing_and_logs_to_the_runs_folder(two_rounds, capfd):
 
 def test_warnings_are_shown_once_also_where_python_logs_nothing(two_rounds, monkeypatch, capfd):
     log = logging.getLogger("rayfed")
-    monkeypatch.setattr(log, "propagate", False)  # pytest has handlers of its own
+    # Pytest has handlers of its own.
+    monkeypatch.setattr(log, "propagate", False)
     job = {**two_rounds, "method": "ditto"}
     path = rayfed.run(job).path
     out, err = capfd.readouterr()
@@ -453,9 +458,8 @@ def test_warnings_are_shown_once_also_where_python_logs_nothing(two_rounds, monk
     assert "each client has a model of its own" in (path / "log.txt").read_text()
     assert log.handlers == []
     with monkeypatch.context() as patch:
-        patch.setattr(
-            log, "handlers", [logging.NullHandler()]
-        )  # the user's own, which may leave them out
+        # The user's own, which may leave them out.
+        patch.setattr(log, "handlers", [logging.NullHandler()])
         rayfed.run(job, force=True)
     assert capfd.readouterr() == ("", "")
 

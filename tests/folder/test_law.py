@@ -1,4 +1,6 @@
-"""The law of a run's folder: stopped at any event and resumed anywhere, a run is the run that never stopped."""
+"""The law of a run's folder: stopped at any event and resumed anywhere, a run is the run that never
+stopped.
+"""
 
 import shutil
 from contextlib import suppress
@@ -23,14 +25,16 @@ MEASURED = {
     "measure_images": 7,
     "measure_layers": ["features.0"],
 }
-TRACE = {  # nobody is there in round 3, and after round 4 the trace begins again
+# Nobody is there in round 3, and after round 4 the trace begins again.
+TRACE = {
     "round": [1, 1, 2, 2, 4, 4, 4],
     "client": [0, 1, 2, 3, 0, 1, 2],
     "drops": [False, True, True, False, False, True, False],
     "seconds_per_example": [0.5, 1.0, 2.0, 0.25, 0.125, 1.0, 4.0],
 }
 FIVE = {"num_rounds": 5, "clients_per_round": 2, "lr": 0.1}
-# What differs between jobs: a method's state and memories; measures, seldom evaluated; an early end; who takes part.
+# What differs between jobs: a method's state and memories; measures, seldom evaluated; an early
+# end; who takes part.
 JOBS = {
     "memories": {"method": "scaffold", "train": FIVE},
     "measures": {"method": "moon", "train": {**FIVE, "eval_every": 3}, **MEASURED},
@@ -46,7 +50,9 @@ class Killed(BaseException):
 
 @dataclass
 class Stop(Observer):
-    """Stops the run at its n-th event: a client or a round that is finished, or a file of a checkpoint."""
+    """Stops the run at its n-th event: a client or a round that is finished, or a file of a
+    checkpoint.
+    """
 
     event: str
     number: int
@@ -110,7 +116,9 @@ def world(tmp_path_factory):
 
 
 def outcome(result):
-    """All that must not depend on stops: the rows of all tables without durations, the weights, the best round."""
+    """All that must not depend on stops: the rows of all tables without durations, the weights, the
+    best round.
+    """
     tables = result.rounds, result.clients, result.classes, result.confusions
     rows = [row for table in tables for row in table.to_pylist()]
     numbers = [
@@ -171,9 +179,8 @@ def stopped(stop, play):
     st.lists(st.tuples(WAYS, STOPS), max_size=2),
     WAYS,
 )
-@example(
-    "measures", 4, NEVER, [("resume", Stop("client", 2, KeyboardInterrupt))], "run"
-)  # round 4 was its last
+# Round 4 was its last.
+@example("measures", 4, NEVER, [("resume", Stop("client", 2, KeyboardInterrupt))], "run")
 @example("early end", 12, NEVER, [], "moved")
 @example("trace", 4, Stop("client", 2, RuntimeError), [], "from its checkpoints")
 def test_stopped_at_any_event_and_resumed_anywhere_is_never_stopped(

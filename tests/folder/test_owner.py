@@ -1,4 +1,6 @@
-"""One writer at a time: in a run's folder by a lock, in a folder of checkpoints also where no lock exists."""
+"""One writer at a time: in a run's folder by a lock, in a folder of checkpoints also where no lock
+exists.
+"""
 
 import os
 import platform
@@ -118,7 +120,9 @@ def shared(request, tmp_path, monkeypatch, tables):
 def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(
     tables, tmp_path, shared, monkeypatch
 ):
-    """The second begins in the midst of the first: a lock refuses it; without locks, the first gives way to it."""
+    """The second begins in the midst of the first: a lock refuses it; without locks, the first
+    gives way to it.
+    """
     # The second stands for a run of another process, which this one would not let begin.
     monkeypatch.setattr("rayfed.experiment.alone", lambda name: nullcontext())
     other = {"seed": 1, "output.path": str(tmp_path / "other")}

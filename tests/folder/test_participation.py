@@ -1,4 +1,6 @@
-"""A run whose clients take part by a trace: what it records, how it continues, and what a replay says."""
+"""A run whose clients take part by a trace: what it records, how it continues, and what a replay
+says.
+"""
 
 import json
 import logging
@@ -12,7 +14,8 @@ from rayfed.base.errors import InputError
 from rayfed.folder.tables import read_table
 from rayfed.report.page import write_report
 
-ROWS = {  # nobody is there in round 3
+# Nobody is there in round 3.
+ROWS = {
     "round": [1, 1, 2, 2, 4, 4, 4],
     "client": [0, 1, 2, 3, 0, 1, 2],
     "drops": [False, True, True, False, False, True, False],
@@ -40,7 +43,8 @@ def test_the_rounds_have_their_clients_and_their_virtual_time_by_hand(job, caplo
     names = ("available", "chosen", "answered", "dropped", "late", "virtual_seconds")
     notes = [dict(row["notes"]) for row in result.rounds.to_pylist()]
     assert [[note.get(f"clients.{name}") for name in names] for note in notes[1:4]] == [
-        [2, 2, 1, 1, 0, 30.0],  # client 0 takes 5 virtual seconds; the server waits for client 1
+        # Client 0 takes 5 virtual seconds; the server waits for client 1.
+        [2, 2, 1, 1, 0, 30.0],
         [2, 2, 1, 1, 0, 30.0],
         [0, 0, 0, 0, 0, 30.0],
     ]

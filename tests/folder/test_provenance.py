@@ -1,4 +1,6 @@
-"""What a run's bits depend on is noted, and a run continues only where it is the same, or where that is allowed."""
+"""What a run's bits depend on is noted, and a run continues only where it is the same, or where
+that is allowed.
+"""
 
 import json
 import re
@@ -52,7 +54,8 @@ def test_another_version_of_torch_needs_leave(tables, monkeypatch):
     refused = rf"other bits: the version of torch is {re.escape(here['torch'])} there, 9\.9 here; "
     with pytest.raises(InputError, match=refused):
         rayfed.resume(path, {"train.num_rounds": 3})
-    rayfed.resume(path)  # there is nothing left to compute
+    # There is nothing left to compute.
+    rayfed.resume(path)
     rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
     assert environment(path)["resumed"][-1]["other_bits"] == [
         f"the version of torch is {here['torch']} there, 9.9 here"
@@ -75,7 +78,10 @@ def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkey
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
     monkeypatch.setattr(worker, "kind_of", lambda device: {**kind, "instructions": "riscv64 RVV"})
-    refused = rf"continue to other bits: instructions is {kind['instructions']} there, riscv64 RVV here; .*--other-bits"
+    refused = (
+        rf"continue to other bits: instructions is {kind['instructions']} there, riscv64 RVV here; "
+        r".*--other-bits"
+    )
     for again in (
         lambda: rayfed.resume(path, {"train.num_rounds": 3}),
         lambda: rayfed.run(tables, resume=True),
@@ -83,14 +89,16 @@ def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkey
         with pytest.raises(InputError, match=refused):
             again()
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
-    rayfed.resume(path)  # there is nothing left to compute
+    # There is nothing left to compute.
+    rayfed.resume(path)
 
     rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
     (*_, resumed) = environment(path)["resumed"]
     assert resumed["other_bits"] == [
         f"instructions is {kind['instructions']} there, riscv64 RVV here"
     ]
-    rayfed.resume(path, {"train.num_rounds": 4})  # now it is the run's kind
+    # Now it is the run's kind.
+    rayfed.resume(path, {"train.num_rounds": 4})
     assert "other_bits" not in environment(path)["resumed"][-1]
 
 
@@ -121,7 +129,8 @@ def test_a_processor_without_proc_has_a_maker(monkeypatch):
     kind = hardware.kind_of(torch.device("cpu"))
     monkeypatch.setattr(hardware.Path, "read_text", Mock(side_effect=FileNotFoundError))
     other = hardware.kind_of(torch.device("cpu"))
-    if not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11 cannot tell
+    # Torch before 2.11 cannot tell.
+    if not hasattr(torch.cpu, "get_capabilities"):
         assert other["extensions"] == "none"
         other["extensions"] = kind["extensions"]
     assert other["maker"] and {**other, "maker": kind["maker"]} == kind
@@ -131,11 +140,13 @@ def test_a_processor_without_proc_has_a_maker(monkeypatch):
     ("of_linux", "extensions"),
     [
         (
-            "vendor_id\t: GenuineIntel\nflags\t\t: fpu sse2 avx512f avx_vnni avx512_vnni amx_tile\n",
+            "vendor_id\t: GenuineIntel\n"
+            "flags\t\t: fpu sse2 avx512f avx_vnni avx512_vnni amx_tile\n",
             "amx_tile avx512_vnni avx_vnni",
         ),
         (
-            "Features\t: fp asimd fphp asimdhp sve svei8mm svebf16 i8mm bf16\nCPU implementer\t: 0x41\n",
+            "Features\t: fp asimd fphp asimdhp sve svei8mm svebf16 i8mm bf16\n"
+            "CPU implementer\t: 0x41\n",
             "bf16 fp16_arith i8mm sve sve_bf16",
         ),
         ("flags\t\t: fpu sse2\n", "none"),
@@ -152,11 +163,15 @@ def test_a_torch_that_cannot_tell_the_instructions_has_them_from_linux(
 
 @pytest.fixture
 def own(tmp_path, tables, monkeypatch):
-    """A job with a part of one's own, which imports a module of one's own. Gives a function that edits a module."""
+    """A job with a part of one's own, which imports a module of one's own.
+
+    Gives a function that edits a module.
+    """
 
     def edit(name, text):
         (tmp_path / f"{name}.py").write_text(text)
-        for module in ("my_part", "my_rules"):  # as in a new process
+        # As in a new process.
+        for module in ("my_part", "my_rules"):
             monkeypatch.delitem(sys.modules, module, raising=False)
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -225,9 +240,8 @@ def test_the_noted_partition_is_what_was_dealt_before_an_auxiliary_set_was_withd
     )
     again, recorded = rayfed.replay(less, 1, client)
     assert again.train_loss == recorded
-    with pytest.raises(
-        InputError, match=r"auxiliary_per_class"
-    ):  # the job tells one set from another
+    # The job tells one set from another.
+    with pytest.raises(InputError, match=r"auxiliary_per_class"):
         rayfed.resume(less, {"train.num_rounds": 9, "data.auxiliary_per_class": 1})
 
 

@@ -108,7 +108,9 @@ def test_a_run_that_was_stopped_continues_to_the_same_results(
 def test_a_run_continues_with_the_same_data_at_another_path(
     tables, tmp_path, monkeypatch, whole, source
 ):
-    """Only what the files hold is part of the job: not the name of their folder, nor how it is written."""
+    """Only what the files hold is part of the job: not the name of their folder, nor how it is
+    written.
+    """
     path = rayfed.run(tables, {"train.num_rounds": 1}).path
     (tmp_path / "data").rename(tmp_path / "moved")
     (tmp_path / "link").symlink_to(tmp_path / "moved")
@@ -120,7 +122,9 @@ def test_a_run_continues_with_the_same_data_at_another_path(
 
 
 def test_files_of_weights_partition_and_trace_may_move_and_their_content_may_not(tables, tmp_path):
-    """The test set of the first run lies in its folder; that of its continuation is named by `data.test`."""
+    """The test set of the first run lies in its folder; that of its continuation is named by
+    `data.test`.
+    """
     weights = rayfed.run({**tables, "name": "first"}, {"train.num_rounds": 1}).weights
     files = {
         "model.weights": tmp_path / "weights.safetensors",
@@ -212,7 +216,9 @@ def test_what_is_measured_may_change_when_a_run_is_resumed(measured):
 
 
 def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
-    """Of classes, what the clients of the round hold and what is predicted; of confusions, the images."""
+    """Of classes, what the clients of the round hold and what is predicted; of confusions, the
+    images.
+    """
     result = rayfed.run(measured)
     notes = [dict(notes) for notes in result.rounds.column("notes").to_pylist()]
     drift = {
@@ -402,7 +408,10 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
         manifest.write_text("")
     with pytest.raises(
         InputError,
-        match=r"holds no good checkpoint; begin again: rayfed run .*/run/job.toml --force .in Python force=True.$",
+        match=(
+            r"holds no good checkpoint; begin again: rayfed run .*/run/job.toml --force .in Python "
+            r"force=True.$"
+        ),
     ):
         rayfed.resume(tmp_path / "runs/run")
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
@@ -427,8 +436,8 @@ def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_wr
             rayfed.run(tables)
     assert error.value.exit_code == 75
     assert (
-        "no checkpoint of round 2 was written ([Errno 28] No space left on device); the last is of round 1"
-        in caplog.text
+        "no checkpoint of round 2 was written ([Errno 28] No space left on device); the last is of "
+        "round 1" in caplog.text
     )
     job = make_job(tables)
     path = folder_of(job)
@@ -488,7 +497,8 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(
 
         def client(self, done, total):
             if self.last == 3 and done == total:
-                fill(free=2**18)  # for the round's results, but not for the whole checkpoint
+                # For the round's results, but not for the whole checkpoint.
+                fill(free=2**18)
             elif self.last == 4:
                 fill()
 
@@ -627,7 +637,8 @@ def test_nothing_continues_from_a_checkpoint_of_another_job_or_of_other_data(
     tables, tmp_path, how, what
 ):
     change, says = OTHERS[what]
-    tables["train"]["clients_per_round"] = 4  # client 0 is in each round
+    # Client 0 is in each round.
+    tables["train"]["clients_per_round"] = 4
     path = rayfed.run(tables).path
     CONTINUE[how](shutil.copytree(path, tmp_path / "same/run"))
     change(path, tmp_path / "data")

@@ -1,4 +1,6 @@
-"""A reader of the tables finds each row once: while rounds are added, after a kill at any moment, after resuming."""
+"""A reader of the tables finds each row once: while rounds are added, after a kill at any moment,
+after resuming.
+"""
 
 import os
 import shutil
@@ -175,7 +177,9 @@ def test_a_file_that_has_exactly_the_rows_of_a_full_one_is_not_touched_again(tmp
 
 
 def test_no_file_is_left_of_rounds_after_the_checkpoint(tmp_path):
-    """A file begins with round 4: the checkpoint is of the round before, of this one, or of the next."""
+    """A file begins with round 4: the checkpoint is of the round before, of this one, or of the
+    next.
+    """
     for checkpoint in (3, 4, 5):
         path = tmp_path / str(checkpoint)
         path.mkdir()

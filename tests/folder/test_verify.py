@@ -30,7 +30,9 @@ RUNS = {}  # (method, settings) -> the folder of the run, which is made once
 
 @pytest.fixture
 def run(tables, tmp_path, tmp_path_factory):
-    """Run a job that a method, measures and other settings change; gives its folder, with checkpoints of 4 and 5."""
+    """Run a job that a method, measures and other settings change; gives its folder, with
+    checkpoints of 4 and 5.
+    """
 
     def run(method="scaffold", **changed):
         key = repr((method, changed))
@@ -87,14 +89,18 @@ def elsewhere(path):
     file.write_text(json.dumps(environment))
 
 
-# What is good --------------------------------------------------------------------------------------------------------
+# What is good
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_runs_folder_passes_and_stays_as_it_is(run):
     path = run()
     before = contents(path)
     done = list(checks(path))
-    names = "checkpoints, origin, tables, tables, comparison, round 0, round 4, round 5, round 1, round 5"
+    names = (
+        "checkpoints, origin, tables, tables, comparison, round 0, round 4, round 5, round 1, "
+        "round 5"
+    )
     assert ", ".join(name for name, *_ in done) == names
     assert not any(wrong for *_, wrong in done)
     assert done[4][1] == "bit for bit: hardware and versions are the run's"
@@ -144,7 +150,8 @@ def test_a_run_on_ray_passes(run):
     assert faults(path, every=True) == []
 
 
-# What is wrong -------------------------------------------------------------------------------------------------------
+# What is wrong
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -422,7 +429,8 @@ def test_what_is_no_run_is_bad_input(tmp_path):
     assert CliRunner().invoke(main, ["verify", str(tmp_path)]).exit_code == 2
 
 
-# Other hardware, and records -----------------------------------------------------------------------------------------
+# Other hardware, and records
+# -----------------------------------------------------------------------------------------
 
 
 def test_on_other_hardware_numbers_may_differ_by_a_little(run):
@@ -460,7 +468,9 @@ def test_a_record_is_small_has_no_place_of_this_machine_and_passes(tables, tmp_p
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
 def test_our_records_pass(record):
-    """With the tolerance for other hardware where this is other hardware than theirs: `make test-other-cpus`."""
+    """With the tolerance for other hardware where this is other hardware than theirs: `make
+    test-other-cpus`.
+    """
     done = list(checks(record))
     assert [(name, wrong) for name, _, wrong in done if wrong] == []
     assert [what for _, what, _ in done if "played again" in what]

@@ -16,7 +16,9 @@ from rayfed.tensors.wire import pack
 
 
 def train(table, cap=None):
-    """A hash of the last weights, and the most memory that torch took; or that `cap` of the GPU was too little."""
+    """A hash of the last weights, and the most memory that torch took; or that `cap` of the GPU was
+    too little.
+    """
     if cap is not None:
         torch.cuda.set_per_process_memory_fraction(cap)
     site = open_site(read_job(table))
@@ -24,9 +26,8 @@ def train(table, cap=None):
     try:
         *_, last = rounds(site, workers)
     except Exception as error:
-        if any(
-            text in str(error) for text in ("CUDA out of memory", "unable to find an engine")
-        ):  # cuDNN's words
+        # cuDNN's words.
+        if any(text in str(error) for text in ("CUDA out of memory", "unable to find an engine")):
             return {"digest": "out of memory"}
         raise
     buffers = pack(last.weights).buffers
@@ -52,7 +53,9 @@ def settings(table):
 
 
 def fork(table):
-    """Whether a driver, before it has workers, leaves CUDA to the processes that are forked from it."""
+    """Whether a driver, before it has workers, leaves CUDA to the processes that are forked from
+    it.
+    """
     open_site(read_job(table))
     count = torch.cuda.device_count()
     started = torch.cuda.is_initialized()
@@ -67,6 +70,7 @@ def fork(table):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # as in a run
+    # As in a run.
+    torch.set_num_threads(1)
     given = json.loads(sys.argv[1])
     print(json.dumps(globals()[given.pop("what")](**given)))

@@ -1,6 +1,8 @@
-"""What only a GPU shows: `pytest -m gpu` on a machine with one. docs/gpu.md says what has been run so far.
+"""What only a GPU shows: `pytest -m gpu` on a machine with one. docs/gpu.md says what has been run
+so far.
 
-`RAYFED_PRETENDED_GPUS=1 pytest -m gpu` tries the tests themselves on a CPU, as far as they go there.
+`RAYFED_PRETENDED_GPUS=1 pytest -m gpu` tries the tests themselves on a CPU, as far as they go
+there.
 """
 
 import json
@@ -33,9 +35,8 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     elif not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
-    monkeypatch.setenv(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # tests that use cuBLAS without a worker may come first
+    # Tests that use cuBLAS without a worker may come first.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = [setting.read() for setting in SETTINGS]
     yield
     for setting, value in zip(SETTINGS, before, strict=True):
@@ -58,7 +59,9 @@ def device(gpu):
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    """A folder with 1,500 of the embedded images for training, which leaves enough for FedSSD, and 200 for the test."""
+    """A folder with 1,500 of the embedded images for training, which leaves enough for FedSSD, and
+    200 for the test.
+    """
     folder = tmp_path_factory.mktemp("images")
     for name, rows in (("train", 1500), ("test", 200)):
         pq.write_table(

@@ -13,7 +13,8 @@ from rayfed.tensors.weights import state_of
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
-MANY = 6  # processes at most
+# Processes at most.
+MANY = 6
 
 
 def test_as_many_clients_as_were_measured_fit_side_by_side_under_their_caps(
@@ -42,7 +43,10 @@ def test_a_process_works_on_after_it_has_asked_for_too_much(card, make_job_site,
 
 
 def test_a_workers_memory_does_not_grow_with_the_rounds(card, make_job_site):
-    """It varied by 0.6 MB on an H100. A round that frees too little keeps its weights at least, 2 MB each time."""
+    """It varied by 0.6 MB on an H100.
+
+    A round that frees too little keeps its weights at least, 2 MB each time.
+    """
     site, taken = make_job_site("scaffold", num_rounds=8), []
     for _ in rounds(site, ThisProcess(site, gpu=True)):
         gc.collect()

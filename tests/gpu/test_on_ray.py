@@ -1,4 +1,6 @@
-"""Whole runs whose actors share a GPU: their bits, their failures, their end; and where such a run may go on."""
+"""Whole runs whose actors share a GPU: their bits, their failures, their end; and where such a run
+may go on.
+"""
 
 import json
 import shutil
@@ -15,7 +17,8 @@ import rayfed
 from rayfed.base.errors import ClientFailed, InputError
 from rayfed.methods import Part, compose, scaffold
 
-GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)  # torch before 2.8 has no such class
+# Torch before 2.8 has no such class.
+GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
@@ -29,7 +32,9 @@ def log_of(result):
 
 @dataclass(frozen=True)
 class Fault(Part):
-    """The first clients, of a number, that begin on a device make it fail there; on a CPU, the error is raised."""
+    """The first clients, of a number, that begin on a device make it fail there; on a CPU, the
+    error is raised.
+    """
 
     what: str
     folder: str
@@ -49,9 +54,8 @@ class Fault(Part):
             if device.type == "cpu":
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             total = torch.cuda.get_device_properties(device).total_memory
-            torch.empty(
-                int(0.6 * total), dtype=torch.uint8, device=device
-            )  # the cap of half a GPU is 0.45
+            # The cap of half a GPU is 0.45.
+            torch.empty(int(0.6 * total), dtype=torch.uint8, device=device)
 
 
 @pytest.fixture
@@ -82,7 +86,8 @@ def test_auto_measures_and_leaves_nothing_on_the_gpu(make_table, device):
             subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()
         )
 
-    torch.zeros(1, device=device)  # from now on, this process itself is there
+    # From now on, this process itself is there.
+    torch.zeros(1, device=device)
     before, auto = on_it(), {"ray.mode": "on", "ray.num_gpus": "auto", "train.clients_per_round": 2}
     log = log_of(rayfed.run(make_table("scaffold"), auto))
     measured = (
@@ -93,7 +98,8 @@ def test_auto_measures_and_leaves_nothing_on_the_gpu(make_table, device):
     assert measured in log or torch.cuda.device_count() > 1, (
         "or each of the two actors has a GPU of its own"
     )
-    for _ in range(100):  # the last process may need a moment
+    # The last process may need a moment.
+    for _ in range(100):
         if not (left := {line for line in on_it() - before if "ray" in line or "python" in line}):
             break
         time.sleep(0.1)

@@ -14,22 +14,23 @@ from rayfed.tensors.wire import pack, unpack
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
 
-# Parts of the way that the weights go in six steps. Another order of float32 sums turns some ReLUs and pools the other
-# way, and steps amplify that: between two kinds of kernels on a CPU (with and without oneDNN) it was 2e-6 to 2e-3,
-# depending on the method, and 0.019 in bf16, whose products are wrong by up to 0.4 %.
+# Parts of the way that the weights go in six steps. Another order of float32 sums turns some ReLUs
+# and pools the other way, and steps amplify that: between two kinds of kernels on a CPU (with and
+# without oneDNN) it was 2e-6 to 2e-3, depending on the method, and 0.019 in bf16, whose products
+# are wrong by up to 0.4 %. A pretended GPU has no TF32.
 PRECISIONS = [
     "float32",
     "bf16",
     *(["tf32"] if torch.cuda.is_available() else []),
-]  # a pretended GPU has no TF32
+]
 STEPS = {"num_rounds": 2, "local_steps": 3}
 NEAR, NEAR_IN_BF16 = 0.01, 0.1
-# Some methods amplify rounding far more: FedDecorr divides by the deviation of features that hardly vary. On a CPU,
-# initial weights that differ by a part of 1e-6 lead 0.49 of the way elsewhere in six steps, and 0.0003 in a single one.
+# Some methods amplify rounding far more: FedDecorr divides by the deviation of features that hardly
+# vary. On a CPU, initial weights that differ by a part of 1e-6 lead 0.49 of the way elsewhere in
+# six steps, and 0.0003 in a single one.
 ONE_STEP = {"num_rounds": 1, "local_steps": 1}
-FAR = {
-    "flashback": 0.5
-}  # 100 steps of Adam at the server: 0.22 after such a change, and a client's single step
+# 100 steps of Adam at the server: 0.22 after such a change, and a client's single step.
+FAR = {"flashback": 0.5}
 
 
 def way_between(ours, theirs, start):
@@ -53,14 +54,16 @@ def test_cuda_is_set_before_it_is_used(card, begin, make_table):
     )
 
 
-@pytest.mark.parametrize("name", sorted({*RECIPES} - {"ccvr"}))  # it trains no client
+# It trains no client.
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"ccvr"}))
 def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(
     name, make_job_site, train, bits
 ):
     def apart(site, on_gpu):
         return way_between(on_gpu.weights, train(site, gpu=False).weights, state_of(site.model))
 
-    model = "resnet8" if name == "fedbn" else "cnn"  # it needs BatchNorm
+    # It needs BatchNorm.
+    model = "resnet8" if name == "fedbn" else "cnn"
     site = make_job_site(name, model, **STEPS)
     last = train(site)
     assert bits(last) == bits(train(site))
@@ -72,7 +75,10 @@ def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("model", sorted({*MODELS} - {"text", "mlp"}))
 def test_a_model_has_the_same_bits_twice(model, precision, make_job_site, train, bits):
-    """An operation without such a form would be an error. Without augmentation, the teacher is asked once."""
+    """An operation without such a form would be an error.
+
+    Without augmentation, the teacher is asked once.
+    """
     site = make_job_site(
         "fedntd", model, augment={}, precision=precision, lr=0.001, num_rounds=1, local_steps=4
     )
@@ -108,7 +114,8 @@ def test_too_little_memory_is_an_error_and_never_other_bits(part, card, make_tab
 def test_a_client_on_the_gpu_neither_feels_nor_moves_its_generator(
     make_job_site, train, device, bits
 ):
-    site = make_job_site("fedavg", "mobilenet", num_rounds=1, lr=0.001)  # it has dropout
+    # It has dropout.
+    site = make_job_site("fedavg", "mobilenet", num_rounds=1, lr=0.001)
     first = bits(train(site))
     torch.rand(1000, device=device)
     before = torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()

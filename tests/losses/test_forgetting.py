@@ -20,9 +20,8 @@ history = arrays(float, (5, C), elements=share)
 
 def test_by_hand():
     before, after = np.array([0.9, 0.5, 0.2, np.nan]), np.array([0.6, 0.8, 0.1, np.nan])
-    assert dropped(before, after) == pytest.approx(
-        (0.3 + 0.1) / 3
-    )  # the gain of 0.3 does not make up for it
+    # The gain of 0.3 does not make up for it.
+    assert dropped(before, after) == pytest.approx((0.3 + 0.1) / 3)
     assert peak(before, after) == pytest.approx((0.3 - 0.3 + 0.1) / 3)
     of_clients = np.array([[1.0, 0.0, 0.2, np.nan], [0.9, 0.5, 0.2, np.nan]])
     assert local(before, of_clients) == pytest.approx((0.5 / 3 + 0) / 2)

@@ -29,15 +29,17 @@ from oracle import (
 from rayfed import losses
 
 C = 5
-COUNTS = torch.tensor([7, 2, 0, 1, 3])  # n / C = 2.6, so classes 0 and 4 are the majority
-HELD = torch.tensor([7, 2, 1, 1, 3])  # the client has samples of every class
+# N / C = 2.6, so classes 0 and 4 are the majority.
+COUNTS = torch.tensor([7, 2, 0, 1, 3])
+# The client has samples of every class.
+HELD = torch.tensor([7, 2, 1, 1, 3])
 VACANT = torch.tensor([1, 2, 4])
 MAJORITY = torch.tensor([True, False, False, False, True])
-WEIGHTS = torch.tensor(
-    [0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64
-)  # of classes, where a loss takes them
+# Of classes, where a loss takes them.
+WEIGHTS = torch.tensor([0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64)
 PROTOTYPES = torch.randn(C, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-PROTOTYPES[2] = 0  # no client holds this class
+# No client holds this class.
+PROTOTYPES[2] = 0
 KNOWN = torch.tensor([True, True, False, True, True])
 CSD, SSD = losses.prototype_similarity_distill, losses.selective_distill
 RCL = {"tau": 0.5, "threshold": -0.2, "penalty": 0.7}
@@ -55,7 +57,8 @@ def csd(mask, prototypes=PROTOTYPES, released=False):
     return lambda z, t, y: CSD(z, t, y, **given), lambda z, t, y: fedcsd(z, t, y, **given)
 
 
-CASES = {  # a loss of (z, t, y), and its formula for a sample
+# A loss of (z, t, y), and its formula for a sample.
+CASES = {
     "cross_entropy": (lambda z, t, y: losses.cross_entropy(z, y), lambda z, t, y: ce(z, y)),
     "cross_entropy, smoothed": (
         lambda z, t, y: losses.cross_entropy(z, y, smoothing=0.1),
@@ -135,7 +138,8 @@ CASES = {  # a loss of (z, t, y), and its formula for a sample
         lambda z, t, y: KNOWN[y] * ((z - PROTOTYPES[y]) ** 2).mean(),
     ),
 }
-OF_THE_BATCH = {  # a loss of (z, t, y), and its formula for a batch
+# A loss of (z, t, y), and its formula for a batch.
+OF_THE_BATCH = {
     "class_decorrelation": (
         lambda z, t, y: losses.class_decorrelation(z, y % 2),
         lambda z, t, y: fedmr(z, y % 2),
@@ -175,7 +179,8 @@ def test_every_loss_has_a_formula_here():
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("loss", "formula"), EVERY.values(), ids=EVERY)
 def test_value_and_gradient_are_those_of_the_formula(loss, formula, seed):
-    z, t, y = some(7 + seed, seed=seed)  # two classes have two samples, and the others one; or more
+    # Two classes have two samples, and the others one; or more.
+    z, t, y = some(7 + seed, seed=seed)
     assert loss(z, t, y).shape == ()
     torch.testing.assert_close(loss(z, t, y), formula(z, t, y).double(), rtol=1e-6, atol=1e-12)
     expected = gradient(lambda z: formula(z, t, y), z)
@@ -225,7 +230,8 @@ def test_float32_is_close_to_float64(loss):
 @pytest.mark.parametrize("constant", [False, True])
 def test_loss_and_gradient_are_finite_on_logits_of_size_1e3(loss, batch, constant):
     z, t, y = some(batch)
-    z, t = 1e3 * z.sign().float(), -1e3 * z.sign().float()  # student and teacher always disagree
+    # Student and teacher always disagree.
+    z, t = 1e3 * z.sign().float(), -1e3 * z.sign().float()
     if constant:
         z[:, 0] = 1e3
     assert loss(z, t, y).isfinite()
@@ -262,7 +268,8 @@ def test_the_labels_logit_has_neither_gradient_nor_influence(name, dtype):
     z, t, y = some()
     z, t, loss = z.to(dtype), t.to(dtype), LOSSES[name]
     found = gradient(lambda z: loss(z, t, y), z)
-    assert (found.gather(1, y[:, None]) == 0).all()  # exactly
+    # Exactly
+    assert (found.gather(1, y[:, None]) == 0).all()
     for student, teacher in ((5, 0), (0, 5)):
         moved = [
             v.scatter_add(1, y[:, None], torch.full_like(v, by))
@@ -273,8 +280,10 @@ def test_the_labels_logit_has_neither_gradient_nor_influence(name, dtype):
 
 @few
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
-@example([6, 2, 0, 0])  # 2 is the mean, and is no majority
-@example([1, 0, 0, 0])  # the mean is over all classes, also those without images
+# 2 is the mean, and is no majority.
+@example([6, 2, 0, 0])
+# The mean is over all classes, also those without images.
+@example([1, 0, 0, 0])
 def test_a_majority_class_has_more_than_the_mean_of_all_classes(counts):
     majority = losses.majority_labels(torch.tensor(counts))
     assert majority.dtype == torch.bool
@@ -284,10 +293,11 @@ def test_a_majority_class_has_more_than_the_mean_of_all_classes(counts):
 
 def test_a_sample_without_an_unmasked_class_adds_nothing():
     z, t, _ = some(2)
+    # Label 2 leaves no class.
     majority, y = (
         torch.tensor([True, True, False, True, True]),
         torch.tensor([2, 0]),
-    )  # label 2 leaves no class
+    )
     loss = partial(losses.label_masked_distill, majority=majority, tau=2.0)
     assert loss(z[:1], t[:1], y[:1]).item() == 0
     assert (gradient(lambda z: loss(z, t, y), z)[0] == 0).all()
@@ -297,7 +307,8 @@ def test_a_sample_without_an_unmasked_class_adds_nothing():
 @pytest.mark.parametrize("seed", range(3))
 def test_class_adaptive_weights_are_linear_in_the_papers_phi(seed):
     _, t, y = some(8, seed=seed)
-    t, y = t[:7].requires_grad_(), y[:7] % 3  # classes 3 and 4 have no sample
+    # Classes 3 and 4 have no sample.
+    t, y = t[:7].requires_grad_(), y[:7] % 3
     weights = losses.class_adaptive_weights(t, y, C, low=0.2, high=0.9, tau=2.0)
     assert not weights.requires_grad and weights[3:].tolist() == pytest.approx([0.2, 0.2])
     for c in range(3):
@@ -310,7 +321,9 @@ def test_class_adaptive_weights_are_linear_in_the_papers_phi(seed):
 
 
 def test_cosine_with_a_zero_vector_is_zero():
-    """No NaN: a class that no client holds has a zero prototype, and features after a ReLU may all be zero."""
+    """No NaN: a class that no client holds has a zero prototype, and features after a ReLU may all
+    be zero.
+    """
     z, t, y = some()
     loss = CSD(z, t, y, torch.zeros(C, C), tau=1.0, mask="none")
     torch.testing.assert_close(loss, CSD(z, t / C, y, None, tau=1.0, mask="none"))
@@ -326,7 +339,8 @@ def test_a_class_that_a_client_lacks_is_not_in_the_calibrated_softmax():
     z, _, _ = some(2)
     y = torch.tensor([0, 4])
     calibrated = partial(losses.calibrated_cross_entropy, labels=y, label_counts=COUNTS, tau=0.1)
-    kept = (COUNTS > 0).nonzero()[:, 0]  # classes 0, 1, 3, 4
+    # Classes 0, 1, 3, 4.
+    kept = (COUNTS > 0).nonzero()[:, 0]
     alone = losses.calibrated_cross_entropy(z[:, kept], torch.tensor([0, 3]), COUNTS[kept], tau=0.1)
     torch.testing.assert_close(calibrated(z), alone)
     found = gradient(calibrated, z)
@@ -345,7 +359,8 @@ def test_a_single_sample_and_a_single_feature_have_no_correlation():
 @pytest.mark.parametrize("first", [2, 3])
 def test_correlations_within_classes_are_those_of_each_class_alone(first):
     x, alone = some(8)[0], torch.arange(8)
-    assert losses.class_decorrelation(x, alone).item() == 0  # no class has two samples
+    # No class has two samples.
+    assert losses.class_decorrelation(x, alone).item() == 0
     assert (gradient(lambda x: losses.class_decorrelation(x, alone), x) == 0).all()
     torch.testing.assert_close(losses.class_decorrelation(x, 0 * alone), losses.decorrelation(x))
     one, other = x[:first], x[first:]

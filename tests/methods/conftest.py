@@ -25,10 +25,11 @@ def of_client():
 
 @pytest.fixture(scope="session")
 def plain_sgd():
-    """One client's round in plain torch from the given weights; gives the model's state and the losses.
+    """One client's round in plain torch from the given weights; gives the model's state and the
+    losses.
 
-    With `head`, that share of the steps trains the head alone, and the others the body; with `lam`, each step is pulled
-    to the weights of `anchor`.
+    With `head`, that share of the steps trains the head alone, and the others the body; with `lam`,
+    each step is pulled to the weights of `anchor`.
     """
 
     def train(site, client, weights, round, *, head=None, lam=0.0, anchor=None):

@@ -1,4 +1,6 @@
-"""The server's own training: FedDF's distillation and CCVR's head, beside independent forms of them."""
+"""The server's own training: FedDF's distillation and CCVR's head, beside independent forms of
+them.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -53,9 +55,8 @@ def rows_of(count, seed, **training):
 def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     """A linear model in float64."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(
-        6, 3, generator=generator, dtype=torch.float64
-    )  # six samples of three features
+    # Six samples of three features.
+    images = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     clients = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
     linear = nn.Linear(3, 5, bias=False).double()
     pieces = [(images[:4], torch.zeros(4)), (images[4:], torch.zeros(2))]
@@ -68,7 +69,8 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     for w in clients:
         fit = SimpleNamespace(model=with_weights(linear, {"weight": w}))
         total.add(part.report(view, payload, fit)[0])
-    # Not from the mean of the clients: of linear models it has the mean logits, and there is nothing to learn.
+    # Not from the mean of the clients: of linear models it has the mean logits, and there is
+    # nothing to learn.
     weights = {"weight": clients[0]}
     server = SimpleNamespace(
         round=1, weights=weights, frozen=Frozen(linear), run=run_model, samples=view.samples
@@ -83,7 +85,9 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
 
 
 def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, play):
-    """A round with BatchNorm and Dropout, beside torch's Adam on the average and the mean of the clients' logits."""
+    """A round with BatchNorm and Dropout, beside torch's Adam on the average and the mean of the
+    clients' logits.
+    """
     part = m.EnsembleDistill(steps=5, batch_size=3, lr=0.01, held_out=0.0)
     site = make_site(m.compose(part), norm=True, num_rounds=1)
     averaged = play(make_site(m.fedavg(), norm=True, num_rounds=1))[1].weights
@@ -127,7 +131,8 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
 def test_feddf_gives_the_student_that_was_best_on_held_out_images(
     held_out, rows, lr, make_site, play, monkeypatch
 ):
-    """Of the students after each pass over the other images, and the average; it is not trained on them.
+    """Of the students after each pass over the other images, and the average; it is not trained on
+    them.
 
     With the small rate all are equally good, and the first one is given.
     """
@@ -145,7 +150,8 @@ def test_feddf_gives_the_student_that_was_best_on_held_out_images(
     monkeypatch.setattr(at_server, "trained", watched)
     (_, last) = play(site)
     start, *others = seen
-    best = max(others, key=lambda one: one[0])[1]  # the first of equals
+    # The first of equals.
+    best = max(others, key=lambda one: one[0])[1]
     assert all(torch.equal(last.weights[name], w) for name, w in best.items())
     assert start[0] <= max(accuracy for accuracy, _ in others)
 
@@ -154,7 +160,9 @@ def test_feddf_gives_the_student_that_was_best_on_held_out_images(
 
 
 def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
-    """Two clients of linear models, two rounds of counts, and one step of Adam on labels and the weighted softmaxes."""
+    """Two clients of linear models, two rounds of counts, and one step of Adam on labels and the
+    weighted softmaxes.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     *clients, before = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
@@ -231,9 +239,8 @@ def calibrated(make_site, play, **options):
 
 def test_the_gaussian_of_sums_is_numpys_mean_and_covariance():
     rng = np.random.default_rng(0)
-    parts = [
-        rng.normal(size=(n, 5)) @ rng.normal(size=(5, 5)) + 3 for n in (1, 4, 9)
-    ]  # three clients
+    # Three clients.
+    parts = [rng.normal(size=(n, 5)) @ rng.normal(size=(5, 5)) + 3 for n in (1, 4, 9)]
     n, sums = sum(map(len, parts)), sum(x.sum(axis=0) for x in parts)
     mean, covariance = gaussian(n, torch.tensor(sums), torch.tensor(sum(x.T @ x for x in parts)))
     together = np.concatenate(parts)
@@ -279,10 +286,10 @@ def test_in_ccvrs_round_no_client_trains_and_all_but_the_head_stays(make_site, p
     changed = {name for name, w in last.weights.items() if not torch.equal(w, before.weights[name])}
     assert changed == {"head.weight", "head.bias"}
     assert last.clients == () and last.train_loss is None and last.evaluation is not None
-    assert last.held["average"].state is None  # the sums are not kept
-    assert last.bytes_up == 4 * 8 * (
-        4 + 4 * 16 + 4 * 16 * 16
-    )  # four clients: counts, sums, products
+    # The sums are not kept.
+    assert last.held["average"].state is None
+    # Four clients: counts, sums, products.
+    assert last.bytes_up == 4 * 8 * (4 + 4 * 16 + 4 * 16 * 16)
 
 
 def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_site, play):

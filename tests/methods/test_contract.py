@@ -1,6 +1,7 @@
 """What the engine needs of every method. A recipe is tested here as soon as it is in `RECIPES`.
 
-Every test runs the hardest case: BatchNorm and Dropout, augmentation, and clients that are sampled more than once.
+Every test runs the hardest case: BatchNorm and Dropout, augmentation, and clients that are sampled
+more than once.
 """
 
 import dataclasses
@@ -209,7 +210,9 @@ class Watched(ThisProcess):
 
 
 class Lost(ThisProcess):
-    """Runs the last task first and loses that result; new workers with a pickled site then do all the work."""
+    """Runs the last task first and loses that result; new workers with a pickled site then do all
+    the work.
+    """
 
     def __init__(self, site):
         super().__init__(site)
@@ -219,7 +222,8 @@ class Lost(ThisProcess):
         next(super().map(work, items[-1:], shared))
         done = {}
         for number in reversed(range(len(items))):
-            torch.rand(number + 1)  # no draw may depend on the state of the global generator
+            # No draw may depend on the state of the global generator.
+            torch.rand(number + 1)
             workers = ThisProcess(pickle.loads(self._pickled))
             done[number] = next(workers.map(work, [items[number]], shared))
         for number in range(len(items)):
@@ -231,13 +235,14 @@ class Run:
     """One run of a method, with which the other runs are compared."""
 
     rounds: list[Round]
-    bits: list[dict]  # of each round, taken as soon as it was finished
-    trained: dict[
-        int, list[tuple[int, Weights]]
-    ]  # by each client, in rounds 1, 2, 3, if clients train in them
+    # Of each round, taken as soon as it was finished.
+    bits: list[dict]
+    # By each client, in rounds 1, 2, 3, if clients train in them.
+    trained: dict[int, list[tuple[int, Weights]]]
 
 
-RUNS: dict[Method, Run] = {}  # each is made once, by the first test that asks for it
+# Each is made once, by the first test that asks for it.
+RUNS: dict[Method, Run] = {}
 
 
 @pytest.fixture
@@ -258,9 +263,8 @@ def test_work_that_is_lost_and_done_by_others_in_another_order_has_the_same_bits
     method, reference, make_site, play, bits
 ):
     trained = [(round["weights"], str(round["memories"])) for round in reference.bits]
-    assert (
-        len({*trained}) == 4
-    )  # each of the three rounds has changed weights; of `local`, those at the clients
+    # Each of the three rounds has changed weights; of `local`, those at the clients.
+    assert len({*trained}) == 4
     site = make_site(method, **SETTING)
     assert [bits(round) for round in play(site, Lost(site))] == reference.bits
 
@@ -296,7 +300,8 @@ def test_a_client_with_a_single_sample_takes_part(reference):
 def test_the_terms_add_up_to_the_training_loss(method, reference):
     for round in reference.rounds[1:]:
         for row in round.clients:
-            # A term that some steps lack counts as a mean over the others, which no recipe has within a client's round.
+            # A term that some steps lack counts as a mean over the others, which no recipe has
+            # within a client's round.
             terms = [value for name, value in row.notes.items() if name.startswith("loss.")]
             assert terms and sum(terms) == pytest.approx(row.train_loss, rel=1e-5, abs=1e-5)
 
@@ -313,7 +318,9 @@ def discrepancy_weights(part, counts):
 
 @every_method
 def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
-    """For every method BatchNorm's statistics are plain means, if not local, and its counts stay whole numbers."""
+    """For every method BatchNorm's statistics are plain means, if not local, and its counts stay
+    whole numbers.
+    """
     site = make_site(method, **SETTING)
     for before, round in pairwise(reference.rounds):
         if not trains(parts_at(method, round.round)):
@@ -337,7 +344,8 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
             name for part in parts_at(method, round.round) for name in part.local_names(site.model)
         }
         for name, buffer in site.model.named_buffers():
-            if name in stay:  # at each client, and in the global model as at the start
+            # At each client, and in the global model as at the start.
+            if name in stay:
                 assert torch.equal(round.weights[name], buffer)
                 continue
             values = np.array([state[name].double().numpy() for _, state in trained])
@@ -371,7 +379,6 @@ def test_a_part_is_a_frozen_dataclass_that_prints_and_compares_as_its_configurat
 
 @every_method
 def test_a_written_method_is_read_back_the_same(method):
-    job = tomllib.loads(
-        tomli_w.dumps({"method": m.write_method(method)})
-    )  # a job can hold only what TOML can say
+    # A job can hold only what TOML can say.
+    job = tomllib.loads(tomli_w.dumps({"method": m.write_method(method)}))
     assert m.read_method(job["method"]) == method

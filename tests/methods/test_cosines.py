@@ -1,4 +1,6 @@
-"""FedETF, FedGELA and FedNH: their cosines, the scale that clients learn, and the head of class means."""
+"""FedETF, FedGELA and FedNH: their cosines, the scale that clients learn, and the head of class
+means.
+"""
 
 import math
 from functools import partial
@@ -40,7 +42,9 @@ def test_cosines_are_those_to_points_with_length_1_and_equal_angles_and_keep_the
 
 
 def etf(model, head, scale, images, labels):
-    """As the authors' code has it: a linear projection, length 1, a simplex that is drawn, the log of the shares."""
+    """As the authors' code has it: a linear projection, length 1, a simplex that is drawn, the log
+    of the shares.
+    """
     classes = head.shape[0]
     drawn, _ = torch.linalg.qr(torch.eye(classes))
     simplex = math.sqrt(classes / (classes - 1)) * (drawn @ (torch.eye(classes) - 1 / classes))
@@ -91,7 +95,8 @@ def test_a_client_alone_learns_by_plain_sgd_and_its_scale_too(
                 torch.testing.assert_close(after.weights[name], w, rtol=1e-3, atol=1e-5)
         if formula is nh:
             features, expected = F.normalize(model.features(images)), F.normalize(head)
-            for c in range(3):  # the client has none of class 3
+            # The client has none of class 3.
+            for c in range(3):
                 direction = F.normalize(features[labels == c].mean(dim=0), dim=0)
                 expected[c] = F.normalize(0.9 * expected[c] + 0.1 * direction, dim=0)
             torch.testing.assert_close(after.weights["head.weight"], expected, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,6 @@
-"""Laws of the methods: when two methods are equal, what each loss term is, and what server and clients keep."""
+"""Laws of the methods: when two methods are equal, what each loss term is, and what server and
+clients keep.
+"""
 
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -25,6 +27,7 @@ from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import flat, state_of, whole, with_weights
 from rayfed.tensors.wire import unpack
 
+# Eight samples per client.
 EVEN = [
     [5, 2, 1, 0],
     [1, 1, 3, 3],
@@ -32,11 +35,12 @@ EVEN = [
     [0, 0, 1, 7],
     [4, 4, 0, 0],
     [3, 1, 4, 0],
-]  # eight samples per client
+]
 BALANCED = [[2, 2, 2, 2]] * 6
 ONE_CLASS = [[8, 0, 0, 0], [0, 7, 0, 0], [0, 0, 9, 0], [0, 0, 0, 8], [6, 0, 0, 0], [0, 0, 10, 0]]
 
-# The values with which a part does nothing; None where a part has no such values, and has a law of its own below.
+# The values with which a part does nothing; None where a part has no such values, and has a law of
+# its own below.
 NEUTRAL = {
     m.AdaptiveStep: None,
     m.AdjustedCrossEntropy: None,
@@ -97,7 +101,9 @@ FINAL = {}  # (method, setting) -> what it ends with: many laws compare with the
 
 @pytest.fixture
 def final(make_site, play):
-    """The weights that a method ends with, in float64: after two rounds, the second of which has a past."""
+    """The weights that a method ends with, in float64: after two rounds, the second of which has a
+    past.
+    """
 
     def final(method, **setting):
         setting = {"num_rounds": 2, **setting}
@@ -386,7 +392,8 @@ def test_two_methods_are_equal(one, other, setting, final):
     assert_same(final(one, **setting), final(other, **setting))
 
 
-DIFFERENT = {  # the same pairs in other settings: so the settings do not make all methods equal
+# The same pairs in other settings: so the settings do not make all methods equal.
+DIFFERENT = {
     "majority labels": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0)),
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
     "margins": (m.fedlc(), m.fedavg()),
@@ -465,10 +472,11 @@ def test_the_first_step_of_a_round_is_that_of_fedavg(final):
 
 
 def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play, plain_sgd):
+    # The last batch of an epoch has two samples.
     setting = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
-    }  # the last batch of an epoch has two samples
+    }
     site = make_site(m.fedavg(), **setting)
     weights = state_of(site.model)
     for round in play(make_site(m.fedavg(), **setting))[1:]:
@@ -510,17 +518,20 @@ Z, T, OLD, H, H_GLOBAL, H_OLD = (
 )
 LABELS, COUNTED = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([9, 3, 0, 2])
 CLASS_WEIGHTS = losses.class_adaptive_weights(T, LABELS, 4, low=0.2, high=0.7, tau=2.0)
-MAJORITY = torch.tensor([True, False, False, False])  # of these counts
+# Of these counts.
+MAJORITY = torch.tensor([True, False, False, False])
+# The round's global model, and an older model.
 PRESENT, PAST = (
     Outputs(H_GLOBAL, T),
     Outputs(H_OLD, OLD),
-)  # the round's global model, and an older model
+)
 TRUST, CENTRES = (
     torch.tensor([0.9, 0.5, 0.2, 1.0]),
     torch.randn(4, 4, generator=torch.Generator().manual_seed(6)),
 )
 KNOWN = torch.tensor([True, False, True, True])
-ON_A_BATCH = [  # part, the term; the payload, where the part has one
+# Part, the term; the payload, where the part has one.
+ON_A_BATCH = [
     (m.CrossEntropy(0.5, 0.1), 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
     (m.RestrictedCrossEntropy(0.3), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
     (
@@ -583,7 +594,8 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0), {"teacher": None}),
     (m.ModelContrast(0.5, 0.2), 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
     (
-        m.PrototypeContrast(4),  # in round 2
+        # In round 2.
+        m.PrototypeContrast(4),
         0.25 * losses.cross_entropy(Z, LABELS)
         + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
         CENTRES,
@@ -603,7 +615,9 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
 
 @pytest.mark.parametrize("case", ON_A_BATCH, ids=lambda case: repr(case[0]))
 def test_terms_on_a_batch_are_those_of_the_papers(case):
-    """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
+    """Strings stand for models: "now" for the round's model, "past" for the one in the state and in
+    the memory.
+    """
     part, term, *payload = case
     client = SimpleNamespace(
         weights="now", state="past", memory="past", payload=payload[0] if payload else None
@@ -624,7 +638,9 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
 
 
 def test_fedcsd_notes_the_share_of_samples_on_which_the_teacher_is_wrong_and_of_those_that_its_mask_drops():
-    """Four samples of four classes: sure and right; unsure, with the label second; below 1/4; surely wrong."""
+    """Four samples of four classes: sure and right; unsure, with the label second; below 1/4;
+    surely wrong.
+    """
     teacher = torch.tensor([[9.0, 0, 0, 0], [2.0, 2.5, 0, 0], [1.0, 1.0, 0.9, 1.0], [0, 9.0, 0, 0]])
     labels = torch.tensor([0, 0, 2, 2])
     batch = SimpleNamespace(
@@ -637,13 +653,16 @@ def test_fedcsd_notes_the_share_of_samples_on_which_the_teacher_is_wrong_and_of_
 
 
 def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
-    """`(1 - mu) CE + mu mean(mask KL)`, value and gradient, written here again; prototypes are the client's own."""
+    """`(1 - mu) CE + mu mean(mask KL)`, value and gradient, written here again; prototypes are the
+    client's own.
+    """
+    # The client has no sample of class 3.
     teacher, labels, mu, tau = (
         OLD.double(),
         LABELS.clamp(max=2),
         0.3,
         2.0,
-    )  # the client has no sample of class 3
+    )
     client = SimpleNamespace(weights="now", state="past", payload=None, num_classes=4)
     client.label_counts = torch.bincount(labels, minlength=4)
     client.frozen, client.outputs = (
@@ -655,7 +674,8 @@ def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
         logits=z, labels=labels, outputs_of={"past": Outputs(None, teacher)}.__getitem__
     )
     method = m.fedcsd(mu=mu, tau=tau, released=True)
-    assert method[-1].survey(client) is None  # no message before training
+    # No message before training.
+    assert method[-1].survey(client) is None
     total = sum(part.loss(batch, part.begin(client)) for part in method if part.slot != "average")
 
     means = torch.stack(
@@ -671,9 +691,8 @@ def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
         (total, expected),
         (*torch.autograd.grad(total, z), *torch.autograd.grad(expected, z)),
     ):
-        torch.testing.assert_close(
-            found, right, rtol=1e-6, atol=1e-7
-        )  # the part's prototypes are in float32
+        # The part's prototypes are in float32.
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -699,13 +718,15 @@ W, ANCHOR, P, Q, R, S = (
     torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
     for i in range(6)
 )
-ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its term at `w`
+# Part, the client's payload, its memory, the gradient of its term at `w`.
+ON_PARAMETERS = {
     "proximal": (m.Proximal(mu=0.3), None, None, 0.3 * (W - ANCHOR)),
     "curvature": (
         m.Curvature(strength=0.5),
         {"u": {"x": P}, "uw": {"x": Q}},
         {"u": {"x": R}, "uw": {"x": S}},
-        0.5 * 2 * ((P - R) * W - (Q - S)),  # of `sum_j u_j (w - w_j)^2` over the others
+        # Of `sum_j u_j (w - w_j)^2` over the others.
+        0.5 * 2 * ((P - R) * W - (Q - S)),
     ),
     "curvature, new client": (
         m.Curvature(),
@@ -750,7 +771,9 @@ def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, mem
 
 @pytest.fixture
 def states(make_site, bits):
-    """Per round: the round, the part's state, and the memories of all clients that have trained so far."""
+    """Per round: the round, the part's state, and the memories of all clients that have trained so
+    far.
+    """
 
     def states(method, slot, **setting):
         site = make_site(method, **setting)
@@ -766,15 +789,16 @@ def states(make_site, bits):
 def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
     for _, c, own in states(m.scaffold(), "control_variates", num_rounds=4):
         for name in c:
-            mean = (
-                sum(c_i[name].double() for c_i in own.values()) / 6
-            )  # of all six clients; an untrained client has 0
+            # Of all six clients; an untrained client has 0.
+            mean = sum(c_i[name].double() for c_i in own.values()) / 6
             torch.testing.assert_close(c[name], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_site, play, states):
-    """The distance covered, over the rate and the momentum-corrected steps; the correction `c - c_1` is 0."""
+    """The distance covered, over the rate and the momentum-corrected steps; the correction `c -
+    c_1` is 0.
+    """
     alone = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
@@ -842,9 +866,11 @@ def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(
 def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(
     by_size, make_site, states
 ):
-    """`g_i` moves by `-alpha_i (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`.
+    """`g_i` moves by `-alpha_i (w_local - w)`, which gives `w_local`; the weights are their mean
+    less `h / alpha`.
 
-    By size `alpha_i = alpha / (n_i / mean n)`, and `h` is the mean of `g_i n_i / mean n`: its alpha is not divided.
+    By size `alpha_i = alpha / (n_i / mean n)`, and `h` is the mean of `g_i n_i / mean n`: its alpha
+    is not divided.
     """
     site = make_site(m.feddyn())
     sizes = np.array([site.federation.num_examples(client) for client in range(6)])
@@ -911,13 +937,16 @@ def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_site):
     found = view.global_model(images.plain(torch.arange(8))).argmax(dim=1).tolist()
     rates = np.zeros((4, 4))
     for label, prediction in zip(data.train.labels[data.auxiliary], found, strict=True):
-        rates[label, prediction] += 0.5  # two of each class
+        # Two of each class.
+        rates[label, prediction] += 0.5
     expected = [rates[k, k] * (1 - max(rates[j, k] for j in range(4) if j != k)) for k in range(4)]
     assert part.tell(None, view, None)[1].tolist() == pytest.approx(expected)
 
 
 def test_fedssds_default_is_not_fedavg():
-    """The term's gradient on random logits is a part of the cross-entropy's; with `inside_norm` it is about 1e-5."""
+    """The term's gradient on random logits is a part of the cross-entropy's; with `inside_norm` it
+    is about 1e-5.
+    """
     generator = torch.Generator().manual_seed(0)
     teacher = 2 * torch.randn(256, 10, generator=generator, dtype=torch.float64)
     logits = teacher + torch.randn(256, 10, generator=generator, dtype=torch.float64)
@@ -961,7 +990,9 @@ def test_fedgkd_keeps_the_last_models_but_not_the_initial_model(make_site, play)
 
 
 def test_the_servers_velocity_follows_its_formula(make_site, play):
-    """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same weights."""
+    """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same
+    weights.
+    """
     run = play(make_site(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
     velocity = dict.fromkeys(run[1].held["server_momentum"].state, 0.0)
     assert velocity.keys() == dict(make_site(m.fedavg(), norm=True).model.named_parameters()).keys()
@@ -979,12 +1010,15 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
                     w, (before.weights[name].double() - velocity[name]).float()
                 )
             else:
-                assert torch.equal(w, averaged.weights[name])  # running statistics have no momentum
+                # Running statistics have no momentum.
+                assert torch.equal(w, averaged.weights[name])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, make_site, states):
-    """`(w - w_new) / (K lr)`, `K lr` the cohort's mean: what clients of unequal sizes cover in two epochs."""
+    """`(w - w_new) / (K lr)`, `K lr` the cohort's mean: what clients of unequal sizes cover in two
+    epochs.
+    """
     site = make_site(m.fedcm(0.25), momentum=momentum, norm=True)
     before = state_of(site.model)
     for round, d, own in states(m.fedcm(0.25), "client_momentum", momentum=momentum, norm=True):
@@ -1006,14 +1040,17 @@ def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, mak
     ("counts", "a", "b", "weights"),
     [
         ([[2, 2], [6, 0]], 0.5, 0.1, [0.4 + 0.1, 0.6 - 0.5 + 0.1]),
-        ([[2, 2], [6, 0]], 0.9, 0.0, [0.4, 0.0]),  # 0.6 - 0.9 is below 0
+        # 0.6 - 0.9 is below 0.
+        ([[2, 2], [6, 0]], 0.9, 0.0, [0.4, 0.0]),
+        # Of the same divergence: half of all each.
         (
             [[4, 0], [0, 12]],
             0.4,
             0.0,
             [0.25 - 0.2, 0.75 - 0.2],
-        ),  # of the same divergence: half of all each
-        ([[1, 1], [3, 3]], 0.9, 0.0, [0.25, 0.75]),  # no divergence at all
+        ),
+        # No divergence at all.
+        ([[1, 1], [3, 3]], 0.9, 0.0, [0.25, 0.75]),
     ],
     ids=str,
 )
@@ -1035,7 +1072,9 @@ def test_feddisco_weighs_clients_by_their_sizes_and_divergences(counts, a, b, we
 
 
 def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_means(make_site, play):
-    """`m <- beta m + (mean - x)`, `x <- mean + beta m`, and `mean` is the model that the paper evaluates."""
+    """`m <- beta m + (mean - x)`, `x <- mean + beta m`, and `mean` is the model that the paper
+    evaluates.
+    """
     run = play(make_site(m.fedacg(beta=0.5, mu=0.1), norm=True))
     site, momentum = make_site(m.fedprox(mu=0.1), norm=True), 0.0
     for before, after in pairwise(run):
@@ -1095,7 +1134,9 @@ def follow(rule, v, d):
 
 @pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
 def test_an_adaptive_step_follows_its_formula(rule):
-    """Three rounds of two parameters and a buffer, number by number; the second update makes Yogi's `v` shrink."""
+    """Three rounds of two parameters and a buffer, number by number; the second update makes Yogi's
+    `v` shrink.
+    """
     beta1, beta2, lr, tau = (0.0, 0.0, 0.2, 0.5) if rule == "adagrad" else (0.5, 0.75, 0.2, 0.5)
     part, state = m.AdaptiveStep(rule, lr, beta1, beta2, tau), None
     w, first, second = [1.0, -2.0], [0.0, 0.0], [tau**2, tau**2]
@@ -1110,7 +1151,8 @@ def test_an_adaptive_step_follows_its_formula(rule):
         second = [follow(rule, v, d) for v, d in zip(second, updates, strict=True)]
         w = [x + lr * m / (v**0.5 + tau) for x, m, v in zip(w, first, second, strict=True)]
         assert step.averaged["w"].tolist() == pytest.approx(w)
-        assert step.averaged["buffer"] == 7  # running statistics are the average's
+        # Running statistics are the average's.
+        assert step.averaged["buffer"] == 7
         assert state["m"]["w"].tolist() == pytest.approx(first) and state["v"][
             "w"
         ].tolist() == pytest.approx(second)
@@ -1120,15 +1162,20 @@ def test_an_adaptive_step_follows_its_formula(rule):
 @pytest.mark.parametrize(
     ("updates", "eta"),
     [
-        ([[3.0, 4.0], [3.0, 4.0]], 1.0),  # clients that agree: half of the length, so at least 1
+        # Clients that agree: half of the length, so at least 1.
+        ([[3.0, 4.0], [3.0, 4.0]], 1.0),
         ([[3.0, 0.0], [0.0, 4.0]], 1.0),  # (9 + 16) / 2 / 2 over (9 + 16) / 4: the border
-        ([[3.0, 1.0], [-1.0, 1.0]], 12 / 2 / 2 / 2.001),  # they cancel in one direction
-        ([[2.0, 0.0], [-2.0, 0.0]], 4 / 2 / 1e-3),  # they cancel: only epsilon holds eta down
+        # They cancel in one direction.
+        ([[3.0, 1.0], [-1.0, 1.0]], 12 / 2 / 2 / 2.001),
+        # They cancel: only epsilon holds eta down.
+        ([[2.0, 0.0], [-2.0, 0.0]], 4 / 2 / 1e-3),
     ],
     ids=["equal", "at right angles", "opposed in part", "opposed"],
 )
 def test_fedexp_goes_on_by_eta_which_is_at_least_1(by, updates, eta):
-    """By hand, for two clients of equal size, so that both weights agree; the summands go through the part's report."""
+    """By hand, for two clients of equal size, so that both weights agree; the summands go through
+    the part's report.
+    """
     part, total = m.ExtrapolatedAverage(by=by), OrderedSum()
     weights = {"weight": torch.tensor([[1.0, -1.0]]), "running": torch.tensor([0.0])}
     for update in updates:
@@ -1145,7 +1192,9 @@ def test_fedexp_goes_on_by_eta_which_is_at_least_1(by, updates, eta):
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (7, 1)], ids=str)
 def test_the_mean_of_equal_counts_is_that_count(sizes):
-    """Also above 2^24, beyond which float32 skips whole numbers: BatchNorm's `num_batches_tracked` may get there."""
+    """Also above 2^24, beyond which float32 skips whole numbers: BatchNorm's `num_batches_tracked`
+    may get there.
+    """
     count, total = torch.tensor(2**24 + 1), OrderedSum()
     for n in sizes:
         total.add({"weight": n, "weights": Scaled(n, {"count": count})})

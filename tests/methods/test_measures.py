@@ -1,4 +1,6 @@
-"""Measures of the clients' models: by hand, against the engine's evaluation, and without a trace in the training."""
+"""Measures of the clients' models: by hand, against the engine's evaluation, and without a trace in
+the training.
+"""
 
 import copy
 import itertools
@@ -73,7 +75,8 @@ def test_local_by_hand():
 
 def test_drift_by_hand():
     one = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
-    other = one + np.array([3.0, 4.0])  # each feature is still largest on the same class
+    # Each feature is still largest on the same class.
+    other = one + np.array([3.0, 4.0])
     found = measured(
         ["drift"],
         seen([0, 0, 1, 0], features=one),
@@ -86,8 +89,10 @@ def test_drift_by_hand():
             "drift.divergence.a": 3.0,
             "drift.divergence.head": 4.0,
             "drift.distribution_distance": abs(2 / 3 - 1)
-            + 1 / 3,  # accuracies of 1 and 1/2, scaled to 2/3 and 1/3
-            "drift.logit_distance": np.sqrt(200) / 4,  # of one image in four
+            # Accuracies of 1 and 1/2, scaled to 2/3 and 1/3.
+            + 1 / 3,
+            # Of one image in four.
+            "drift.logit_distance": np.sqrt(200) / 4,
             "drift.feature_distance": 5.0,
             "drift.alignment": 1.0,
             "drift.dead": 0.0,
@@ -106,7 +111,10 @@ def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
     lines = (
         "import numpy as np; from rayfed.losses.metrics import length, weight_divergence as moved"
     )
-    lines += "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), moved(x, -x).hex())"
+    lines += (
+        "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), "
+        "moved(x, -x).hex())"
+    )
     said = {
         subprocess.check_output(
             [sys.executable, "-c", lines], env={**os.environ, "OPENBLAS_NUM_THREADS": threads}
@@ -146,7 +154,9 @@ def without_measures(round):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcsd", "moon", "fednova"])
 def test_a_measure_leaves_no_trace_in_the_training(name, make_site, play, bits):
-    """Not in weights, states, memories, surveys, losses, evaluations, nor in the bytes of the method."""
+    """Not in weights, states, memories, surveys, losses, evaluations, nor in the bytes of the
+    method.
+    """
     site = make_site(RECIPES[name](), norm=True)
     chosen = {
         "measure_every": 2,
@@ -192,7 +202,9 @@ def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(
 
 
 def states_after_training(site, last):
-    """What each client of the round after `last` has trained, each in a task of its own: float64 (K, P)."""
+    """What each client of the round after `last` has trained, each in a task of its own: float64
+    (K, P).
+    """
     workers = ThisProcess(site)
     opening = open_round(site, last, workers)
     names = dict(site.model.named_parameters())
@@ -319,7 +331,8 @@ def test_before_is_the_global_model_and_after_the_clients_own(make_site, play):
         assert row.notes["local.after.accuracy"] == pytest.approx(round.test_accuracy)
         moved = sum(
             (round.weights[name] - last.weights[name]).double().square().sum()
-            for name in parameters  # not BatchNorm's statistics
+            # Not BatchNorm's statistics.
+            for name in parameters
         )
         assert row.notes["drift.divergence"] == pytest.approx(float(moved.sqrt()), rel=1e-6)
         last = round
@@ -404,7 +417,8 @@ def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site,
     monkeypatch.setattr(
         "rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given)
     )
-    play(with_measures(make_site(fedavg(), task_images=1)))  # each client is a task of its own
+    # Each client is a task of its own.
+    play(with_measures(make_site(fedavg(), task_images=1)))
     assert len(shown) == 3 * (4 + 1 + 2), (
         "and before and after each round, for the round's alignment"
     )

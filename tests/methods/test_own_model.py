@@ -1,4 +1,6 @@
-"""Ditto: the global model is FedAvg's, the clients' own models are trained as by hand, and measures show them."""
+"""Ditto: the global model is FedAvg's, the clients' own models are trained as by hand, and measures
+show them.
+"""
 
 import itertools
 from dataclasses import replace
@@ -29,7 +31,9 @@ def own_of(round):
 
 
 def test_all_of_a_run_but_the_own_models_is_fedavgs_bit_for_bit(make_site, play, bits):
-    """With BatchNorm, Dropout and augmentation: the second pass leaves no trace, in no generator and no statistic."""
+    """With BatchNorm, Dropout and augmentation: the second pass leaves no trace, in no generator
+    and no statistic.
+    """
     setting = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2)}
     for ditto, fedavg in zip(
         play(make_site(m.ditto(), **setting)), play(make_site(m.fedavg(), **setting)), strict=True
@@ -47,7 +51,9 @@ def test_all_of_a_run_but_the_own_models_is_fedavgs_bit_for_bit(make_site, play,
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_own_models_are_those_of_a_plain_loop(lam, make_site, play, plain_sgd):
-    """Bit for bit without the pull; a client begins with the round's global model, and comes back with its own."""
+    """Bit for bit without the pull; a client begins with the round's global model, and comes back
+    with its own.
+    """
     site, own = make_site(m.ditto(lam=lam)), {}
     first, *others = play(site)
     weights, came_back = first.weights, 0
@@ -64,7 +70,8 @@ def test_own_models_are_those_of_a_plain_loop(lam, make_site, play, plain_sgd):
             )
         weights = round.weights
     assert came_back > 3
-    heads = [w["head.weight"] for w in own.values()]  # not their sums, which cross-entropy keeps
+    # Not their sums, which cross-entropy keeps.
+    heads = [w["head.weight"] for w in own.values()]
     assert all(float((a - b).abs().max()) > 1e-3 for a, b in itertools.combinations(heads, 2))
 
 
@@ -132,8 +139,9 @@ def test_a_method_may_change_to_ditto(make_site, play, plain_sgd):
 def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_model):
     (doubt,) = of_models(m.ditto(), make_model(), measured=False)
     assert doubt == (
-        "with own_model each client has a model of its own, and test_accuracy is that of the global model; "
-        "`rayfed clients RUN` measures the clients' models after the run, measure = ['local'] those of each round"
+        "with own_model each client has a model of its own, and test_accuracy is that of the "
+        "global model; `rayfed clients RUN` measures the clients' models after the run, measure = "
+        "['local'] those of each round"
     )
     (doubt,) = of_models(m.ditto(), make_model(), measured=True)
     assert doubt.endswith("the clients' models after the run"), (
@@ -143,7 +151,9 @@ def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_mode
 
 
 def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):
-    """A pull that is too strong for the rate throws it further away with each step; the global model is well."""
+    """A pull that is too strong for the rate throws it further away with each step; the global
+    model is well.
+    """
     match = (
         r"client \d's own model in round 1 holds a NaN or an infinity at .*; try a smaller train.lr"
     )
@@ -155,7 +165,9 @@ def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):
 
 
 def test_an_own_head_learns_what_the_global_head_leaves(make_site, play, of_client):
-    """Beside plain torch: the features and the global logits of each step are those of training by adjusted logits."""
+    """Beside plain torch: the features and the global logits of each step are those of training by
+    adjusted logits.
+    """
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0}
     site = make_site(m.fedrod(), **alone)
     images, labels = of_client(site, 0)

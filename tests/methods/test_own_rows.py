@@ -1,4 +1,6 @@
-"""Each client's own model after a run, held-out clients, and what a federation without an average is."""
+"""Each client's own model after a run, held-out clients, and what a federation without an average
+is.
+"""
 
 from dataclasses import replace
 

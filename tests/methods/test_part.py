@@ -170,7 +170,8 @@ def test_a_slot_is_the_name_of_the_class_unless_the_class_or_its_base_sets_it():
         pass
 
     assert [cls.slot for cls in (MyOwnPart, Named, Heir)] == ["my_own_part", "distill", "distill"]
-    assert SecondHeir.slot == "my_own_part"  # a subclass has its base's place in a method
+    # A subclass has its base's place in a method.
+    assert SecondHeir.slot == "my_own_part"
     assert name_of(SecondHeir) == "second_heir"
 
 
@@ -208,9 +209,8 @@ def test_a_part_without_a_loss_only_watches(make_site, play, bits):
     watched, plain = play(make_site(m.compose(Watcher())))[-1], play(make_site(m.fedavg()))[-1]
     assert bits(watched)["weights"] == bits(plain)["weights"]
     sizes = [row.num_examples for row in watched.clients]
-    assert watched.held["watcher"].state > sum(
-        -(-size // 5) * 2 for size in sizes
-    )  # with the earlier rounds
+    # With the earlier rounds.
+    assert watched.held["watcher"].state > sum(-(-size // 5) * 2 for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -239,13 +239,14 @@ def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site
     )
     run = play(make_site(method, num_rounds=5))
     began, counts = zip(*(round.held["count"].state for round in run[1:]), strict=True)
+    # A part with other values is the same part, a part of another class is not.
     assert counts == (
         1,
         2,
         1,
         2,
         3,
-    )  # a part with other values is the same part, a part of another class is not
+    )
     for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
         assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
     run = play(
@@ -254,7 +255,8 @@ def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site
         )
     )
     counted = [round.held["count"].state[1] if "count" in round.held else 0 for round in run]
-    assert counted == [0, 1, 0, 1]  # a part that leaves loses its state
+    # A part that leaves loses its state.
+    assert counted == [0, 1, 0, 1]
 
 
 # Views.

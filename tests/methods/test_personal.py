@@ -1,4 +1,6 @@
-"""Entries that stay at each client: whose they are, what is sent, and what teachers and measures see of them."""
+"""Entries that stay at each client: whose they are, what is sent, and what teachers and measures
+see of them.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -42,9 +44,8 @@ def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
         "local_norm": NORM,
         "local_head": HEAD,
     }
-    twice = nn.Sequential(
-        model.features[1], nn.Sequential(model.features[1])
-    )  # one layer, under two names
+    # One layer, under two names.
+    twice = nn.Sequential(model.features[1], nn.Sequential(model.features[1]))
     assert set(m.LocalNorm().local_names(twice)) == set(state_of(twice))
 
 
@@ -68,7 +69,9 @@ def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, mak
 def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(
     make_site, play, plain_sgd
 ):
-    """A client that was not sampled before begins with the initial head, and one that is not sampled keeps its own."""
+    """A client that was not sampled before begins with the initial head, and one that is not
+    sampled keeps its own.
+    """
     site, heads = make_site(m.fedper()), {}
     run = play(site)
     for before, after in pairwise(run):
@@ -92,9 +95,8 @@ def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(
         kept = own_of(after, "local_head")
         assert kept.keys() == heads.keys()
         assert all(torch.equal(kept[i][name], heads[i][name]) for i in kept for name in HEAD)
-    assert (
-        len(heads) > len(run[1].clients) and len(heads) < 3 * 4
-    )  # some came later, some came back
+    # Some came later, some came back.
+    assert len(heads) > len(run[1].clients) and len(heads) < 3 * 4
 
 
 @pytest.mark.parametrize(
@@ -139,9 +141,8 @@ def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
             return None, None
 
     play(make_site(m.compose(Steps()), **training))
-    assert len(told) == 12 + 1 and all(
-        before == after for before, after in told
-    )  # one client is served again
+    # One client is served again.
+    assert len(told) == 12 + 1 and all(before == after for before, after in told)
 
 
 def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
@@ -222,7 +223,9 @@ class Looks(m.Part):
 
 @dataclass(frozen=True)
 class Moves(m.Part):
-    """Moves every entry of the new weights by 1, and sees before that which were moved by an average."""
+    """Moves every entry of the new weights by 1, and sees before that which were moved by an
+    average.
+    """
 
     changes_average: ClassVar[bool] = True
 
@@ -244,7 +247,9 @@ def test_parts_see_nothing_of_what_stays(make_site, play):
 
 
 def test_a_teacher_has_the_clients_own_entries(make_site, play):
-    """Before the first step it says what the student says, so that one step with a teacher is one without."""
+    """Before the first step it says what the student says, so that one step with a teacher is one
+    without.
+    """
     single = {
         "local_steps": 1,
         "batch_size": 20,
@@ -262,7 +267,9 @@ def test_a_teacher_has_the_clients_own_entries(make_site, play):
 
 
 def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
-    """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
+    """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last
+    model.
+    """
     site, own = (
         make_site(m.fedper()),
         {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)},

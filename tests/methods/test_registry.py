@@ -138,7 +138,8 @@ def test_a_method_is_described_as_it_was_written(given, text):
 def test_a_composed_method_keeps_its_typed_names_through_a_pickle_and_is_equal_to_its_parts(given):
     typed = m.read_method(given)
     assert describe(pickle.loads(pickle.dumps(typed))) == " + ".join(given)
-    again = m.read_method(m.write_method(typed))  # from the job.toml of a run, which has the parts
+    # From the job.toml of a run, which has the parts.
+    again = m.read_method(m.write_method(typed))
     assert again == typed == tuple(typed)
     assert describe(tuple(typed)) in ("fedprox", "fedntd + proximal")
 

@@ -1,4 +1,6 @@
-"""FedSAM's, FedSOL's and FedSMOO's terms: value and gradient, by hand, and what their second pass leaves behind."""
+"""FedSAM's, FedSOL's and FedSMOO's terms: value and gradient, by hand, and what their second pass
+leaves behind.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -53,7 +55,9 @@ def step_of_fedsam(model, teacher, rho):
 
 
 def step_of_fedsol(model, teacher, rho):
-    """Element by element, as the authors' code has it: along the first dimension the distances have norm 1."""
+    """Element by element, as the authors' code has it: along the first dimension the distances have
+    norm 1.
+    """
     divergence = oracle.mean_of(lambda z, t, y: oracle.kl(z, t))(
         model(IMAGES) / 3, teacher(IMAGES) / 3, LABELS
     )
@@ -71,10 +75,11 @@ def step_of_fedsol(model, teacher, rho):
 CASES = {
     "fedsam": (m.SharpnessAware(0.5), step_of_fedsam),
     "fedsol": (m.ProximalPerturbation(0.5), step_of_fedsol),
+    # A client's first step in the first round.
     "fedsmoo": (
         m.AgreedPerturbation(0.5),
         step_of_fedsam,
-    ),  # a client's first step in the first round
+    ),
 }
 every_part = pytest.mark.parametrize(("part", "step"), CASES.values(), ids=CASES)
 
@@ -89,9 +94,8 @@ def test_the_value_is_the_loss_here_and_the_gradient_is_the_one_a_step_away(
     torch.testing.assert_close(term, value)
     found = oracle.gradients(term, model)
     torch.testing.assert_close(found, expected)
-    for name, g in oracle.gradients(
-        value, here
-    ).items():  # another gradient than that of the loss here
+    # Another gradient than that of the loss here.
+    for name, g in oracle.gradients(value, here).items():
         assert (found[name] - g).abs().max() > 1e-4 * g.abs().max()
 
 
@@ -155,7 +159,9 @@ def test_fedsol_before_the_first_step_is_plain(model):
 
 
 def test_fedlesams_step_goes_back_to_the_global_model_that_the_client_had_last(model, teacher):
-    """`rho (w_then - w_now) / ||w_then - w_now||`; it is the same for every batch, and no step in a client's first."""
+    """`rho (w_then - w_now) / ||w_then - w_now||`; it is the same for every batch, and no step in a
+    client's first.
+    """
     part, now = m.GlobalPerturbation(0.5), teacher.state_dict()
     then = {
         name: w + torch.linspace(-1, 1, w.numel()).view_as(w)
@@ -181,7 +187,10 @@ def test_fedlesams_step_goes_back_to_the_global_model_that_the_client_had_last(m
 
 
 def test_fedsmoos_multipliers_follow_each_step(model, teacher):
-    """Two batches by hand: `e = rho (g - mu - s) / norm`, `mu <- mu + e - s`. The client's memory is not written to."""
+    """Two batches by hand: `e = rho (g - mu - s) / norm`, `mu <- mu + e - s`.
+
+    The client's memory is not written to.
+    """
     part, draw = m.AgreedPerturbation(0.5), torch.Generator().manual_seed(3)
     mu, s = (
         {

@@ -1,4 +1,6 @@
-"""FedAlign's term: which layers are the last stage, what the slimmed stage computes, and the term by an exact norm."""
+"""FedAlign's term: which layers are the last stage, what the slimmed stage computes, and the term
+by an exact norm.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -17,7 +19,9 @@ X = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=tor
 
 @pytest.fixture
 def features():
-    """A stem of 8 channels, and a last stage of 16: a block that halves the map, and one with an identity shortcut."""
+    """A stem of 8 channels, and a last stage of 16: a block that halves the map, and one with an
+    identity shortcut.
+    """
     torch.manual_seed(0)
     blocks = _basic(8, 8, 1), _basic(8, 16, 2), _basic(16, 16, 1)
     for norm in (
@@ -35,7 +39,9 @@ def features():
 
 
 def cut_by_hand(module):
-    """The same layers with half of the inputs and half of the outputs, so that nothing is left to mask."""
+    """The same layers with half of the inputs and half of the outputs, so that nothing is left to
+    mask.
+    """
     module = copy.deepcopy(module)
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
@@ -90,14 +96,12 @@ def test_the_term_and_its_gradient_are_those_of_the_stage_cut_by_hand_with_an_ex
     term = 0.3 * ((norm(x[:, :4], narrow(x[:, :4])) - full) / full).square().mean()
     torch.testing.assert_close(ours, term, rtol=1e-4, atol=0)
     ours.backward(), term.backward()
-    assert all(
-        p.grad is None for p in features[:3].parameters()
-    )  # layers before the stage have no part in it
+    # Layers before the stage have no part in it.
+    assert all(p.grad is None for p in features[:3].parameters())
     for whole, half in zip(features[3:5].parameters(), narrow.parameters(), strict=True):
         kept = torch.zeros_like(whole)
-        kept[tuple(slice(side) for side in half.shape)] = (
-            half.grad
-        )  # a channel that is cut has no gradient
+        # A channel that is cut has no gradient.
+        kept[tuple(slice(side) for side in half.shape)] = half.grad
         torch.testing.assert_close(whole.grad, kept, rtol=1e-3, atol=1e-5)
 
 

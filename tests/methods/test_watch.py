@@ -10,7 +10,8 @@ from rayfed.base.errors import RunFailed
 from rayfed.methods import Part, compose, fedavg, scaffold, switch
 from rayfed.methods.watch import call
 
-WRITES = {  # what a part writes to, by hook
+# What a part writes to, by hook.
+WRITES = {
     ("begin", "client.weights['head.weight']"): lambda c: c.weights["head.weight"].mul_(0.9),
     ("begin", "client.label_counts"): lambda c: c.label_counts.numpy().fill(3),
     ("begin", "client.payload['p']"): lambda c: c.payload["p"].data.add_(1),

@@ -1,4 +1,6 @@
-"""Weights from a file, frozen parameters and LoRA: what trains, what is sent, what stays, and what is refused."""
+"""Weights from a file, frozen parameters and LoRA: what trains, what is sent, what stays, and what
+is refused.
+"""
 
 import builtins
 import copy
@@ -233,7 +235,9 @@ def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
     "inner", [nn.Flatten(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)]
 )
 def test_lora_on_a_model_without_layers_for_it_is_refused(inner):
-    """Torch's own transformer takes its layers' weights past their forward: LoRA would change nothing there."""
+    """Torch's own transformer takes its layers' weights past their forward: LoRA would change
+    nothing there.
+    """
     with pytest.raises(
         InputError,
         match=r"model.lora: the model has no linear layer and no convolution without groups",

@@ -1,4 +1,6 @@
-"""Models: sizes and shapes, equality with torchvision's models, seeded weights, and messages about bad input."""
+"""Models: sizes and shapes, equality with torchvision's models, seeded weights, and messages about
+bad input.
+"""
 
 import copy
 import functools
@@ -132,7 +134,9 @@ def test_the_last_map_before_pooling(name, image_shape, last_map):
 
 
 def same_function(ours, theirs, image_shape):
-    """Whether two models of the same structure agree after the second gets the weights of the first in their order."""
+    """Whether two models of the same structure agree after the second gets the weights of the first
+    in their order.
+    """
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = images(image_shape)
     ours.eval(), theirs.eval()
@@ -192,9 +196,8 @@ def test_resnet56_has_the_parameters_of_the_paper_counted_by_hand():
     """0.85 million (He et al., CVPR 2016, Table 6): shortcuts have none."""
 
     def convolution(inputs, outputs):
-        return (
-            inputs * outputs * 9 + 2 * outputs
-        )  # 3x3 without bias, and BatchNorm's weight and bias
+        # 3x3 without bias, and BatchNorm's weight and bias.
+        return inputs * outputs * 9 + 2 * outputs
 
     first = convolution(3, 16) + 18 * convolution(16, 16)
     later = sum(
@@ -250,7 +253,9 @@ def test_for_large_images_the_model_is_torchvisions(vision, name, theirs):
 
 @given(st.tuples(*[st.integers(1, 13)] * 2), st.tuples(*[st.integers(1, 7)] * 2))
 def test_the_pool_for_gpus_is_torchs(before, after):
-    """Values and gradients; on a GPU torch's own gradients would differ in their last bits each time."""
+    """Values and gradients; on a GPU torch's own gradients would differ in their last bits each
+    time.
+    """
     rng = torch.Generator().manual_seed(0)
     x = torch.rand(2, 3, *before, dtype=torch.float64, generator=rng, requires_grad=True)
     ours, theirs = pooled(x, *after), nn.functional.adaptive_avg_pool2d(x, after)
@@ -309,7 +314,9 @@ def test_a_model_takes_every_size_from_its_smallest(smallest, extra, channels, n
 
 @pytest.mark.parametrize("name", ["cnn", "lenet"])
 def test_relu_after_the_pool_is_relu_before_it_to_the_bit(name):
-    """In value and gradient, also where a whole window is negative, or its largest values are equal."""
+    """In value and gradient, also where a whole window is negative, or its largest values are
+    equal.
+    """
     model = build_model(name, image_shape=(1, 28, 28), num_classes=10, seed=0)
     before = copy.deepcopy(model)
     for i, layer in enumerate(list(before.features)):
@@ -409,7 +416,7 @@ def decorated(*arguments, **options):
     return linear(*arguments, **options)
 
 
-def annotated(*, image_shape: "Shape", num_classes: int, bias: bool):  # noqa: F821, a name for type checkers only
+def annotated(*, image_shape: ("Shape"), num_classes: int, bias: bool):  # noqa: F821, a name for type checkers only
     return linear(image_shape=image_shape, num_classes=num_classes, bias=bias)
 
 

@@ -1,4 +1,6 @@
-"""The trial of a model before a run: what it finds, what it must not say, and that it leaves all as it was."""
+"""The trial of a model before a run: what it finds, what it must not say, and that it leaves all as
+it was.
+"""
 
 import copy
 import random
@@ -107,11 +109,13 @@ def test_outputs_that_are_probabilities_are_named(after, where):
     "after",
     [
         None,
-        lambda net, z: z.log_softmax(1),  # a softmax of it is the same softmax
+        # A softmax of it is the same softmax.
+        lambda net, z: z.log_softmax(1),
         lambda net, z: z.abs(),
         lambda net, z: z.relu(),
         lambda net, z: z.tanh(),
-        lambda net, z: z * 0.001 + 0.25,  # in [0, 1], and each row sums to 1, nearly
+        # In [0, 1], and each row sums to 1, nearly.
+        lambda net, z: z * 0.001 + 0.25,
     ],
 )
 def test_other_outputs_are_not(after):

@@ -1,4 +1,6 @@
-"""Real Ray clusters, each in a short folder of its own; and the same run in this process, for comparison."""
+"""Real Ray clusters, each in a short folder of its own; and the same run in this process, for
+comparison.
+"""
 
 import copy
 import gc
@@ -23,8 +25,10 @@ from rayfed.rounds.engine import rounds
 from rayfed.runtime.session import OUR_RAY, open_actors
 from rayfed.runtime.this_process import ThisProcess
 
-FAIR = {"RAY_worker_niceness": "0"}  # workers keep up with the other work of the machine
-WATCHFUL = {  # the loss of a node is noticed after three seconds, not after a minute
+# Workers keep up with the other work of the machine.
+FAIR = {"RAY_worker_niceness": "0"}
+# The loss of a node is noticed after three seconds, not after a minute.
+WATCHFUL = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -38,10 +42,10 @@ PORTS = (
     "metrics-export-port",
 )
 PORTS += ("ray-client-server-port", "runtime-env-agent-port")
-FIRST = 20_000 + os.getpid() % 120 * 100  # tests in another process have other ports
-OUR_PORTS = cycle(
-    range(FIRST, FIRST + 100)
-)  # below the ephemeral ones, which the kernel gives to any socket
+# Tests in another process have other ports.
+FIRST = 20_000 + os.getpid() % 120 * 100
+# Below the ephemeral ones, which the kernel gives to any socket.
+OUR_PORTS = cycle(range(FIRST, FIRST + 100))
 
 
 def _short_folder():
@@ -59,12 +63,12 @@ def short_folder():
 def _a_cluster(environment=(), join=True, **head):
     """A cluster of a head node, which this process joins; stopped in the end."""
     ray.shutdown()
-    Path(tempfile.gettempdir(), "ray").mkdir(
-        exist_ok=True
-    )  # Ray writes the cluster's address to a file in it
+    # Ray writes the cluster's address to a file in it.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     with _short_folder() as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {**OUR_RAY, **FAIR, **dict(environment)}.items():
-            if name != "PYTHONSAFEPATH":  # the scripts that tests start would inherit it
+            # The scripts that tests start would inherit it.
+            if name != "PYTHONSAFEPATH":
                 patch.setenv(name, value)
         node = {
             "include_dashboard": False,
@@ -73,9 +77,8 @@ def _a_cluster(environment=(), join=True, **head):
             **head,
         }
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ResourceWarning
-            )  # Ray forgets a socket where the dashboard's port is taken
+            # Ray forgets a socket where the dashboard's port is taken.
+            warnings.simplefilter("ignore", ResourceWarning)
             cluster = Cluster(initialize_head=True, head_node_args=node)
             gc.collect()
         try:
@@ -96,7 +99,8 @@ def _small():
 @pytest.fixture
 def cluster(_small):
     """The address of one small Ray for most tests, with more CPUs than the machine has."""
-    if not ray.is_initialized():  # a test with a cluster of its own came before
+    # A test with a cluster of its own came before.
+    if not ray.is_initialized():
         ray.init(address=_small, log_to_driver=False)
     return _small
 
@@ -116,7 +120,9 @@ def several():
 
 @pytest.fixture
 def a_cluster():
-    """Another such cluster: `with a_cluster(environment, num_cpus=...)`, with options of the head node."""
+    """Another such cluster: `with a_cluster(environment, num_cpus=...)`, with options of the head
+    node.
+    """
     return lambda environment=(), **options: _a_cluster(
         {**WATCHFUL, **dict(environment)}, **options
     )
@@ -146,10 +152,11 @@ def free_ports(free):
 
 @contextmanager
 def _ray_head(environment, *flags, python=sys.executable):
+    # Else fixed ones.
     ports, metrics = (
         _free(PORTS),
         _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"]),
-    )  # else fixed ones
+    )
     command = [
         python,
         Path(sys.executable).parent / "ray",
@@ -164,9 +171,10 @@ def _ray_head(environment, *flags, python=sys.executable):
         *(f"--{name}={port}" for name, port in ports.items()),
     ]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
+        # As docs/security.md has it.
         environment = {**environment, "RAY_TMPDIR": folder} | {
             name: str(port) for name, port in metrics.items()
-        }  # as docs/security.md has it
+        }
         head = subprocess.Popen(
             [*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True
         )
@@ -176,19 +184,24 @@ def _ray_head(environment, *flags, python=sys.executable):
                 time.sleep(0.1)
             yield {**ports, "folder": folder}
         finally:
-            head.terminate()  # it ends all processes that it has started
+            # It ends all processes that it has started.
+            head.terminate()
             head.wait(60)
 
 
 @pytest.fixture(scope="session")
 def ray_head():
-    """`with ray_head(environment, "--num-cpus=1")`: a Ray as users start it; gives its ports and its folder."""
+    """`with ray_head(environment, "--num-cpus=1")`: a Ray as users start it; gives its ports and
+    its folder.
+    """
     return _ray_head
 
 
 @pytest.fixture
 def played(bits):
-    """All rounds of a site on some workers, in comparable form; `between` sees each round but the initial model."""
+    """All rounds of a site on some workers, in comparable form; `between` sees each round but the
+    initial model.
+    """
 
     def played(site, workers, between=lambda round: None):
         every = []
@@ -218,7 +231,9 @@ def here(played):
 
 @pytest.fixture
 def pool_on():
-    """`with pool_on(site, name, actors=...)`: a pool, named `name`, on the Ray that this process has joined."""
+    """`with pool_on(site, name, actors=...)`: a pool, named `name`, on the Ray that this process
+    has joined.
+    """
 
     def pool_on(site, name, **options):
         options = RayOptions(address=ray.get_runtime_context().gcs_address, **options)

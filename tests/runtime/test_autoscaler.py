@@ -1,4 +1,6 @@
-"""More actors than fit: Ray's own stand-in for a cloud adds nodes to a real cluster, which are processes here."""
+"""More actors than fit: Ray's own stand-in for a cloud adds nodes to a real cluster, which are
+processes here.
+"""
 
 import json
 import os
@@ -20,10 +22,11 @@ from rayfed.runtime import crew
 
 slow = pytest.mark.slow
 
+# As `ray up` and KubeRay choose.
 V2 = {
     "RAY_enable_autoscaler_v2": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-}  # as `ray up` and KubeRay choose
+}
 FAKE = {"RAY_FAKE_CLUSTER": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
 FAKE |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 
@@ -32,8 +35,8 @@ FAKE |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 def autoscaling(a_cluster, free, tmp_path):
     """A cluster with a head of one CPU, and room for two more nodes of one CPU.
 
-    `ray.cluster_utils.AutoscalingCluster` does the same, but needs a file that Ray's wheel lacks, and would stop every
-    Ray of this machine.
+    `ray.cluster_utils.AutoscalingCluster` does the same, but needs a file that Ray's wheel lacks,
+    and would stop every Ray of this machine.
     """
     port = free(["port"])["port"]
     provider = {
@@ -74,7 +77,8 @@ def autoscaling(a_cluster, free, tmp_path):
             if session
             else ""
         )
-        for process in left.split():  # of the nodes that the autoscaler has added
+        # Of the nodes that the autoscaler has added.
+        for process in left.split():
             os.kill(int(process), signal.SIGKILL)
 
 

@@ -1,4 +1,5 @@
-"""What a run survives in its actors: a table of harms, their moments, and the ends that are expected, on a real Ray.
+"""What a run survives in its actors: a table of harms, their moments, and the ends that are
+expected, on a real Ray.
 
 The end is the bits of a run that loses nothing, with words in its log; or an error, with its words.
 """
@@ -28,23 +29,28 @@ from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.head import Head
 from rayfed.tensors.wire import pack
 
-GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)  # torch before 2.8 has no such class
+# Torch before 2.8 has no such class.
+GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
 
 slow = pytest.mark.slow
 
 
 @dataclass(frozen=True)
 class Row:
-    """A harm at a moment, and how a run with it ends: with the same bits and these words in its log, or in an error."""
+    """A harm at a moment, and how a run with it ends: with the same bits and these words in its
+    log, or in an error.
+    """
 
     harm: str
     moment: str = "begin"
     times: int = 2
     client: int = 1
     ray: dict = field(default_factory=dict)
-    logs: tuple[str, ...] = ()  # regular expressions
+    # Regular expressions.
+    logs: tuple[str, ...] = ()
     error: type[Exception] | None = None
-    says: str = ""  # a regular expression
+    # A regular expression.
+    says: str = ""
 
     def __str__(self):
         return f"{self.harm}-{self.moment}"
@@ -68,7 +74,8 @@ def throw(error):
 
 HARMS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "crash": lambda: ctypes.string_at(0),  # in native code
+    # In native code.
+    "crash": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "exit": lambda: os._exit(3),
     "hang": lambda: time.sleep(3600),
@@ -84,7 +91,9 @@ HARMS = {
 
 
 def happens(folder, times):
-    """Whether something is to happen once more, of so many times in all: counted in a folder, by all processes."""
+    """Whether something is to happen once more, of so many times in all: counted in a folder, by
+    all processes.
+    """
     count = len(list(Path(folder).iterdir())) if times else 0
     if count < times:
         Path(folder, str(count)).touch()
@@ -93,7 +102,9 @@ def happens(folder, times):
 
 @dataclass(frozen=True)
 class Harm(Part):
-    """Harms the process that surveys a client or trains it in round 2, or raises an exception there, some times."""
+    """Harms the process that surveys a client or trains it in round 2, or raises an exception
+    there, some times.
+    """
 
     harm: str
     moment: str
@@ -179,14 +190,14 @@ HANGS = (
 )
 NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
 LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
-OWN = partial(Row, client=5, error=ClientFailed)  # client 5 goes to an actor together with others
+# Client 5 goes to an actor together with others.
+OWN = partial(Row, client=5, error=ClientFailed)
 IN_AN_ACTOR = [
     *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
     *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
     Row("library", "open"),
-    Row(
-        "hang", times=1, ray={"deadline": 20.0}, logs=HANGS
-    ),  # enough for the others, also on a busy machine
+    # Enough for the others, also on a busy machine.
+    Row("hang", times=1, ray={"deadline": 20.0}, logs=HANGS),
     *(
         OWN(harm, says=NAMED + "no such thing")
         for harm in ("plain", "unpicklable", "demanding", "iteration")
@@ -217,7 +228,10 @@ IN_AN_ACTOR = [
     "row", IN_AN_ACTOR, ids=lambda row: f"{row}-{row.error.__name__ if row.error else 'same'}"
 )
 def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, monkeypatch, row):
-    """What kills a process is tried again, elsewhere and then alone. A client's own error ends the run at once."""
+    """What kills a process is tried again, elsewhere and then alone.
+
+    A client's own error ends the run at once.
+    """
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
     expected = None if row.error else here(world(row, 0))
     with pytest.raises(row.error, match=row.says) if row.error else nullcontext() as caught:
@@ -243,9 +257,8 @@ def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, 
 def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(
     cluster, world, on_ray, monkeypatch
 ):
-    monkeypatch.setattr(
-        Head, "memory_was_full", lambda head, process: True
-    )  # test_internals.py asks a real Ray
+    # test_internals.py asks a real Ray.
+    monkeypatch.setattr(Head, "memory_was_full", lambda head, process: True)
     with pytest.raises(WorkersLost, match=LOST + r"\(out of memory\)(?s:.*)fewer actors per node"):
         on_ray(world(Row("exit", client=5), 99), 2, max_retries=1)
 
@@ -271,14 +284,16 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
     assert any("ended in the same way before" in note for note in caught.value.__notes__)
 
 
-RAYS_OWN = [  # as Ray raises them in C++ where its node is gone, or has no room
+# As Ray raises them in C++ where its node is gone, or has no room.
+RAYS_OWN = [
     ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
     ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
+    # Last: work is under way.
     (
         "wait",
         OSError("Broken pipe"),
         lambda pool, site: list(rounds(site, pool)),
-    ),  # last: work is under way
+    ),
 ]
 
 
@@ -295,7 +310,8 @@ def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monke
                     enter(pool, site)
 
 
-# Between rounds ------------------------------------------------------------------------------------------------------
+# Between rounds
+# ------------------------------------------------------------------------------------------------------
 
 
 def pids(run):
@@ -308,7 +324,8 @@ def pids(run):
                     [member.__ray_call__.remote(lambda self: os.getpid()) for member in members]
                 )
             )
-        except ActorUnavailableError:  # it is being restarted
+        except ActorUnavailableError:
+            # It is being restarted.
             time.sleep(0.1)
 
 
@@ -316,7 +333,9 @@ def pids(run):
 def test_idle_actors_that_die_between_rounds_change_nothing(
     cluster, make_site, played, here, pool_on
 ):
-    """No call waits for them: Ray has restarted them before the driver notices, and they have not opened the run."""
+    """No call waits for them: Ray has restarted them before the driver notices, and they have not
+    opened the run.
+    """
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
     killed = []
 
@@ -324,9 +343,8 @@ def test_idle_actors_that_die_between_rounds_change_nothing(
         for pid in pids("idle/"):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
-        while round.round == 2 and not pids("idle/").isdisjoint(
-            killed
-        ):  # until they are restarted, and not yet opened
+        # Until they are restarted, and not yet opened.
+        while round.round == 2 and not pids("idle/").isdisjoint(killed):
             time.sleep(0.1)
 
     with pool_on(site, "idle", actors=2) as pool:
@@ -352,12 +370,12 @@ def test_a_broken_actor_takes_no_work_from_the_others(
                 "/proc", str(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())))
             )
             ray.kill(actor, no_restart=False)
-            while process.exists():  # it is at work on the next round, and would fail a client
+            # It is at work on the next round, and would fail a client.
+            while process.exists():
                 time.sleep(0.1)
             (tmp_path / "from now on").mkdir()
-        while (
-            round.round == 2 and "given up" not in caplog.text
-        ):  # Ray takes its time to start it again
+        # Ray takes its time to start it again.
+        while round.round == 2 and "given up" not in caplog.text:
             pool._crew.wait([], 1.0)
 
     with pool_on(site, "broken", actors=2) as pool:

@@ -26,7 +26,8 @@ class Noted:
         return self
 
     def set(self, value):
-        assert type(value) is float  # Ray takes no number of numpy's
+        # Ray takes no number of numpy's.
+        assert type(value) is float
         self.values.setdefault(self._run, {})[self._name] = value
 
 
@@ -54,9 +55,8 @@ def until(condition):
 
 def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
     run = Gauges("a/run", num_rounds=8)
-    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[
-        :6
-    ]  # the last of these is not evaluated
+    # The last of these is not evaluated.
+    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]
     finished[-1] = replace(finished[-1], notes={"clients.late": 2.0, "clients.dropped": 1.0})
     for round in finished:
         run.round(round, 100 * round.round, idle=round.round / 10)
@@ -130,6 +130,5 @@ def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(
     idle, site = [], make_site(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)
     with pool_on(site, "test-idle", actors=2) as pool:
         played(site, pool, lambda round: idle.append(pool._gauges._values["rayfed_idle_share"]))
-    assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), (
-        idle
-    )  # after the last, both evaluate
+    # After the last, both evaluate.
+    assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), idle

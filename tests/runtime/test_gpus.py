@@ -33,7 +33,8 @@ GIB = 2**30
 
 @pytest.mark.parametrize(
     ("asked", "gpus", "found"),
-    [("auto", [0, 0], 0), ("auto", [0, 1], "auto"), (0.5, [0], 0.5)],  # the last is refused later
+    # The last is refused later.
+    [("auto", [0, 0], 0), ("auto", [0, 1], "auto"), (0.5, [0], 0.5)],
 )
 def test_auto_is_no_gpu_where_no_node_has_one(asked, gpus, found):
     nodes = [{"CPU": 2.0, "GPU": float(count)} if count else {"CPU": 2.0} for count in gpus]
@@ -58,7 +59,8 @@ def test_as_many_clients_share_a_gpu_as_fit_on_it(client, gpu, most):
 def test_more_actors_share_a_gpu_where_they_compute_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert most_on_a_gpu() == 4
-    (tmp_path / "control").touch()  # as NVIDIA's daemon does
+    # As NVIDIA's daemon does.
+    (tmp_path / "control").touch()
     assert most_on_a_gpu() == 48
 
 
@@ -94,7 +96,8 @@ def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_befor
     with isolated(0, torch.device("cpu")):
         torch.set_float32_matmul_precision("high")
         backends.cudnn.benchmark = True
-        if newer:  # torch's newer switches, of which the older know nothing
+        # Torch's newer switches, of which the older know nothing.
+        if newer:
             monkeypatch.setattr(backends, "fp32_precision", "tf32")
             backends.cuda.matmul.fp32_precision = "tf32"
         make_cuda_repeatable()
@@ -165,7 +168,8 @@ class MakesDo(Part):
 def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(
     make_site, play, monkeypatch
 ):
-    monkeypatch.setattr(hardware, "_ran_short", False)  # as it is again afterwards
+    # As it is again afterwards.
+    monkeypatch.setattr(hardware, "_ran_short", False)
     monkeypatch.setattr(MakesDo, "requests", [], raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": len(MakesDo.requests)})

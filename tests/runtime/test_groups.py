@@ -1,4 +1,6 @@
-"""Sums that are added in groups on their way to the driver: the bits of one process, whatever is lost on the way."""
+"""Sums that are added in groups on their way to the driver: the bits of one process, whatever is
+lost on the way.
+"""
 
 import os
 import re
@@ -16,7 +18,8 @@ from rayfed.runtime.items import Answer, Call, Item, State, text_of
 from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
-MANY = [[20] * 4, *[[2] * 4] * 12]  # 13 clients, of which some share a task
+# 13 clients, of which some share a task.
+MANY = [[20] * 4, *[[2] * 4] * 12]
 
 
 @pytest.fixture
@@ -101,7 +104,9 @@ def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
 
 @pytest.fixture
 def at_first_sum(monkeypatch):
-    """Does something just before the first sum of round 2 is asked for, and notes the actor that is to make it."""
+    """Does something just before the first sum of round 2 is asked for, and notes the actor that is
+    to make it.
+    """
 
     def arrange(harm):
         harmed = []

@@ -1,4 +1,6 @@
-"""A run that loses the head of its cluster, or the node that it is on: Ray ends it, and it can be resumed."""
+"""A run that loses the head of its cluster, or the node that it is on: Ray ends it, and it can be
+resumed.
+"""
 
 import os
 import signal
@@ -100,9 +102,11 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
     a_cluster, tmp_path, monkeypatch
 ):
     """The chaos test kills the raylets and the heads of runs' own Rays."""
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # Ray's default is a minute
+    # Ray's default is a minute.
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
     settings = [f"output.path={tmp_path}", "name=run", "method=scaffold", *SETTINGS]
-    with a_cluster(join=False, num_cpus=0) as cluster:  # Ray would end this process too
+    # Ray would end this process too.
+    with a_cluster(join=False, num_cpus=0) as cluster:
         cluster.add_node(num_cpus=1)
         with rayfed("run", QUICKSTART, *settings, f"ray.address={cluster.address}") as run:
             try:

@@ -1,4 +1,6 @@
-"""Ray's private names: this Ray has them all, and a Ray that lacks one still runs, joins and submits."""
+"""Ray's private names: this Ray has them all, and a Ray that lacks one still runs, joins and
+submits.
+"""
 
 import json
 import os
@@ -13,7 +15,8 @@ import ray
 from rayfed.runtime import internals
 from rayfed.runtime.versions import OLDEST, minor
 
-SINCE = {"show_token": (2, 60)}  # the other names are in every Ray that pyproject.toml allows
+# The other names are in every Ray that pyproject.toml allows.
+SINCE = {"show_token": (2, 60)}
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "model.name=lenet",

@@ -1,4 +1,6 @@
-"""A part that changes the model or the process harms no other client, wherever and in whatever order clients train."""
+"""A part that changes the model or the process harms no other client, wherever and in whatever
+order clients train.
+"""
 
 import copy
 import logging
@@ -103,7 +105,9 @@ def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
     assert len({round["weights"] for round in run}) == len(run), "training goes on"
 
 
-DRAWN = {}  # hook -> 20 numbers of 32 bits from each generator; a Mersenne Twister gives them one after the other
+# Hook -> 20 numbers of 32 bits from each generator; a Mersenne Twister gives them one after the
+# other.
+DRAWN = {}
 
 
 def draw(hook):
@@ -113,7 +117,9 @@ def draw(hook):
 
 @dataclass(frozen=True)
 class Draws(Part):
-    """Draws in each hook; in a client's round only in one of them, as these follow each other in one stream."""
+    """Draws in each hook; in a client's round only in one of them, as these follow each other in
+    one stream.
+    """
 
     def init(self, weights):
         draw("init")
@@ -135,7 +141,9 @@ class Draws(Part):
 
 
 def test_no_two_uses_have_the_same_random_numbers(make_site, play):
-    """Also a round's batches, and Python's, NumPy's and torch's generators, all of which are Mersenne Twisters."""
+    """Also a round's batches, and Python's, NumPy's and torch's generators, all of which are
+    Mersenne Twisters.
+    """
     site = make_site((*fedavg(), Draws()), num_rounds=1, clients_per_round=1)
     (client,) = play(site)[1].clients
     batches = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, 1, client.client))
@@ -178,7 +186,10 @@ def test_a_client_that_adds_a_parameter_is_named(make_site, play):
     site = make_site(compose(Grow()), clients_per_round=6)
     with pytest.raises(
         RunFailed,
-        match=r"client 4 or 3, round 1: one of their summands is odd; .*weights\.extra should not be there",
+        match=(
+            r"client 4 or 3, round 1: one of their summands is odd; .*weights\.extra should not be "
+            r"there"
+        ),
     ):
         play(site)
 
@@ -196,7 +207,8 @@ class Grow(Part):
         return None
 
 
-AMBIENT = {  # what a script may have in force around `rayfed.run`
+# What a script may have in force around `rayfed.run`.
+AMBIENT = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "no gradients": torch.no_grad,
     "inference mode": torch.inference_mode,
@@ -244,7 +256,8 @@ def test_rounding_on_a_gpu_is_as_tf32_switched_off_leaves_it():
         set_tf32(False)
         assert rounding.read() == ROUNDING_ON_GPU
         if HAS_PRECISIONS:
-            torch.backends.fp32_precision = "tf32"  # the older switches cannot be read any more
+            # The older switches cannot be read any more.
+            torch.backends.fp32_precision = "tf32"
     assert rounding.read() == USUAL_ROUNDING
 
 

@@ -1,4 +1,7 @@
-"""Jobs on a real Ray that asks for a token: submitted, watched and stopped. And the errors of a job server."""
+"""Jobs on a real Ray that asks for a token: submitted, watched and stopped.
+
+And the errors of a job server.
+"""
 
 import json
 import os
@@ -88,7 +91,8 @@ actors = 1
 """
 
 
-# Names and ids -------------------------------------------------------------------------------------------------------
+# Names and ids
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_an_id_is_new_and_can_be_part_of_a_url():
@@ -117,15 +121,19 @@ def test_a_submission_is_found_by_its_run_or_its_id_or_the_nearest_is_named(monk
         jobs.find("tiny")
 
 
-# Errors of a job server ----------------------------------------------------------------------------------------------
+# Errors of a job server
+# ----------------------------------------------------------------------------------------------
 
 VERSION = '{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
-NO_AGENT = "No available agent to submit job, please try again."  # Ray's words where two Rays run on one machine
+# Ray's words where two Rays run on one machine.
+NO_AGENT = "No available agent to submit job, please try again."
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The URL of a job server, and its answers by method and path; a request without an answer waits for ever."""
+    """The URL of a job server, and its answers by method and path; a request without an answer
+    waits for ever.
+    """
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(jobs, "REQUEST_LIMIT", 0.5)
     answers, over = {"GET /api/version": (200, VERSION)}, threading.Event()
@@ -153,7 +161,8 @@ def server(tmp_path, monkeypatch):
             thread.join()
 
 
-BAD_ANSWERS = {  # of a job server to a question and to a job
+# Of a job server to a question and to a job.
+BAD_ANSWERS = {
     "silence": (None, ClusterLost, r"the cluster at {url} does not answer any more \(.*timed out"),
     "no JSON": (
         (200, "<html>"),
@@ -190,7 +199,8 @@ DETAILS = """{"submission_id": "run", "status": "PENDING", "metadata": {}, "star
 @pytest.mark.slow
 @pytest.mark.parametrize("manner", ["open", "asks", "sends on", "asks and sends on"])
 def test_the_token_is_shown_to_the_named_server_alone_once_it_has_asked(manner):
-    seen = {}  # by port: what was shown there
+    # By port: what was shown there.
+    seen = {}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -246,7 +256,8 @@ TAKES_A_PROXY = [
     ("https://203.0.113.7:8265", {}, True),
     ("https://ray.example", {"no_proxy": "other.example,.example"}, False),
     ("https://ray.example", {"https_proxy": ""}, False),
-    ("http://ray.example:8265", {}, False),  # the proxy would read the token
+    # The proxy would read the token.
+    ("http://ray.example:8265", {}, False),
     ("https://localhost:8265", {}, False),
     ("https://127.0.0.1", {}, False),
     ("https://127.1:8265", {}, False),
@@ -286,7 +297,8 @@ def test_no_request_to_this_machine_goes_to_a_proxy_or_shows_a_password_of_netrc
     (tmp_path / "netrc").write_text("default login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+        # Nobody listens there.
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     shown = []
     send = requests.Session.send
 
@@ -299,12 +311,15 @@ def test_no_request_to_this_machine_goes_to_a_proxy_or_shows_a_password_of_netrc
     assert shown and set(shown) == {None}
 
 
-# On a real Ray -------------------------------------------------------------------------------------------------------
+# On a real Ray
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def head(ray_head, tmp_path_factory):
-    """The URL of a Ray that asks for a token, and the environment of a user with the token in a file."""
+    """The URL of a Ray that asks for a token, and the environment of a user with the token in a
+    file.
+    """
     home = tmp_path_factory.mktemp("home")
     (home / ".ray").mkdir()
     (home / ".ray/auth_token").write_text(TOKEN)
@@ -312,7 +327,8 @@ def head(ray_head, tmp_path_factory):
     user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
         "HOME": str(home)
     }
-    user["PATH"] = f"{BIN}{os.pathsep}{user['PATH']}"  # as in an activated environment
+    # As in an activated environment.
+    user["PATH"] = f"{BIN}{os.pathsep}{user['PATH']}"
     of_cluster = user | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     with ray_head(of_cluster, "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
         yield f"http://127.0.0.1:{ports['dashboard-port']}", user
@@ -320,7 +336,9 @@ def head(ray_head, tmp_path_factory):
 
 @pytest.fixture
 def at(head, tmp_path):
-    """`at("submit", ...)`: rayfed speaks to the cluster, from a folder with models of the user's own."""
+    """`at("submit", ...)`: rayfed speaks to the cluster, from a folder with models of the user's
+    own.
+    """
     url, environment = head
     (tmp_path / "tiny_models.py").write_text(MODELS)
     (tmp_path / "job.toml").write_text(JOB)
@@ -330,9 +348,8 @@ def at(head, tmp_path):
             [BIN / "rayfed", *arguments],
             cwd=tmp_path,
             env=environment | {"RAY_API_SERVER_ADDRESS": url} | more,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a shell may have told us to ignore it
+            # A shell may have told us to ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -497,11 +514,13 @@ def test_stop_gives_a_run_the_time_to_keep_its_finished_rounds(at, tmp_path):
         shown += map(int, re.findall(r"^round +(\d+)/", line))
         if shown and shown[-1] > left["rounds"] + 1:
             break
-    follower.send_signal(signal.SIGINT)  # while the log is followed, it stops the job
+    # While the log is followed, it stops the job.
+    follower.send_signal(signal.SIGINT)
+    # `communicate` would lose what is in the buffer.
     out, err = (
         follower.stdout.read(),
         follower.stderr.read(),
-    )  # `communicate` would lose what is in the buffer
+    )
     assert ended(follower)[0] == 130, out + err
     assert "stopping the job; Ctrl-C again: do not wait for its end" in err
     assert f"long is stopped; its finished rounds lie in {tmp_path}/runs/long" in err
@@ -580,12 +599,15 @@ def test_rays_own_command_submits_as_well(head, tmp_path):
     assert summary(tmp_path / "quickstart")["status"] == "done"
 
 
-# Variables, packages and a place for the driver ----------------------------------------------------------------------
+# Variables, packages and a place for the driver
+# ----------------------------------------------------------------------
 
 
 @pytest.fixture
 def small(tmp_path):
-    """A Python with the packages of this one in a small environment of its own: for packages, Ray copies that."""
+    """A Python with the packages of this one in a small environment of its own: for packages, Ray
+    copies that.
+    """
     venv.create(tmp_path / "small", symlinks=True)
     (site,) = (tmp_path / "small/lib").glob("python*/site-packages")
     (site / "all.pth").write_text(sysconfig.get_path("purelib"))

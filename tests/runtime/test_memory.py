@@ -33,21 +33,24 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
         array.flags.owndata
         for array in (shared.federation.train.examples, shared.federation.test.examples)
     )
-    monkeypatch.setattr("rayfed.runtime.pool.SMALL", 0)  # else the model goes along with each call
+    # Else the model goes along with each call.
+    monkeypatch.setattr("rayfed.runtime.pool.SMALL", 0)
     monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
     with pool_on(shared, "lean", actors=1) as pool:
         assert played(shared, pool) == expected
+        # Torch's compiler: 80 MB
         needless = {
             "torch._dynamo",
             "torch._inductor",
             "sympy",
             "triton",
-        }  # torch's compiler: 80 MB
+        }
+        # A quarter of a second; Ray itself imports pyarrow.
         needless |= {
             "pyarrow.compute",
             "pyarrow.parquet",
             "PIL",
-        }  # a quarter of a second; Ray itself imports pyarrow
+        }
         (member,) = pool._crew.idle
         assert not ray.get(
             member.actor.__ray_call__.remote(lambda self: needless & set(sys.modules))
@@ -74,7 +77,8 @@ class Greedy(Part):
         if client.id == 1 and client.round == 2 and not Path(self.file).exists():
             Path(self.file).touch()
             taken = []
-            while memory()[1] > 2 * GIB:  # others need the rest
+            # Others need the rest.
+            while memory()[1] > 2 * GIB:
                 taken.append(torch.ones(GIB // 4, dtype=torch.uint8))
                 time.sleep(0.2)
             raise RuntimeError(f"{len(taken) / 4} GiB were taken, and the process was not killed")
@@ -103,7 +107,9 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(
 
 
 def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
-    """Neither driver, actors nor object store; tools/measure_memory.py draws 400 rounds of a larger model."""
+    """Neither driver, actors nor object store; tools/measure_memory.py draws 400 rounds of a larger
+    model.
+    """
 
     def look():
         """MiB of the driver and the actors, and of the object store."""
@@ -130,5 +136,6 @@ def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
             if round.round and round.round % 10 == 0:
                 seen.append(look())
     processes, store = zip(*seen, strict=True)
-    assert max(processes[5:]) - max(processes[:5]) < 20, seen  # MiB; an arena more or less
+    # MiB; an arena more or less.
+    assert max(processes[5:]) - max(processes[:5]) < 20, seen
     assert max(store[5:]) <= max(store[:5]) + 1, seen

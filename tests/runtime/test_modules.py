@@ -1,4 +1,6 @@
-"""A file of the working folder with the name of one of Python's modules is imported nowhere, in no process."""
+"""A file of the working folder with the name of one of Python's modules is imported nowhere, in no
+process.
+"""
 
 import json
 import os
@@ -34,7 +36,10 @@ class Mine(Part):
         import random, colorsys
         return (statistics.mean([1, 2]) + random.random()) * nn.functional.cross_entropy(batch.logits, batch.labels)
 """
-HIDING = "import os, sys\nwith open(os.environ['MARKS'], 'a') as marks:\n    marks.write(f'{__name__} {sys.argv}\\n')\n"
+HIDING = (
+    "import os, sys\nwith open(os.environ['MARKS'], 'a') as marks:\n    marks.write(f'{__name__} "
+    "{sys.argv}\\n')\n"
+)
 FEW = ("random", "statistics", "queue", "colorsys", "dataclasses", "numpy", "torch")
 
 
@@ -51,11 +56,12 @@ def environment(tmp_path, short_folder, monkeypatch, write_images):
     (tmp_path / "job.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
     own = {"RAY_TMPDIR": short_folder, "MARKS": f"{tmp_path}/marks"}
+    # The last is set while a test's Ray runs.
     others = (
         "RAY_ADDRESS",
         "PYTHONPATH",
         "PYTHONSAFEPATH",
-    )  # the last is set while a test's Ray runs
+    )
     return {**{key: value for key, value in os.environ.items() if key not in others}, **own}
 
 
@@ -79,10 +85,10 @@ def test_no_process_of_ours_or_of_rays_imports_a_file_that_is_named_as_a_module_
     Path("runs").rename("on")
     joined = {**environment, "RAY_AUTH_MODE": "disabled"}
     head = "--num-cpus=2", "--node-ip-address=127.0.0.1"
-    with ray_head({**joined, "PYTHONSAFEPATH": "1"}, *head) as ports:  # as docs/own.md says
-        for file in Path().glob(
-            "*.py"
-        ):  # of `python -m` Python itself imports some modules from here first
+    # As docs/own.md says.
+    with ray_head({**joined, "PYTHONSAFEPATH": "1"}, *head) as ports:
+        # Of `python -m` Python itself imports some modules from here first.
+        for file in Path().glob("*.py"):
             if file.stem not in (*FEW, "mine"):
                 file.unlink()
         where = f"ray.address=127.0.0.1:{ports['port']}", "ray.actors=2", "ray.num_gpus=0"
@@ -95,7 +101,10 @@ def test_a_script_beside_such_a_file_is_refused_before_ray_starts(environment):
     for file in Path().glob("*.py"):
         if file.stem not in ("mine", "statistics"):
             file.unlink()
-    script = "import sys, rayfed\nrayfed.run('job.toml', {'ray.mode': sys.argv[1], 'name': sys.argv[1]})\n"
+    script = (
+        "import sys, rayfed\nrayfed.run('job.toml', {'ray.mode': sys.argv[1], 'name': "
+        "sys.argv[1]})\n"
+    )
     Path("script.py").write_text(script)
     Path("statistics.py").write_text("mean = max\n")
     for mode, said in (

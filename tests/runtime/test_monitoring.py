@@ -28,7 +28,8 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 ONLY_WITH_GPU = {"ray_node_gpus_utilization"}
 SELECTOR = re.compile(r"(\w+)\{(.*?)\}")
 
-# Runs a job; in the middle of round 3, prints the figures of round 2, and waits until its input ends.
+# Runs a job; in the middle of round 3, prints the figures of round 2, and waits until its input
+# ends.
 DRIVER = """
 import sys, rayfed, rayfed.experiment
 
@@ -48,7 +49,9 @@ rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3
 
 
 def selectors(expr):
-    """Metric -> the labels by which the expression selects or groups it, and their values (None: any value)."""
+    """Metric -> the labels by which the expression selects or groups it, and their values (None:
+    any value).
+    """
     kept = {
         label.strip(): None
         for group in re.findall(r"\bby \((.*?)\)", expr)
@@ -126,7 +129,9 @@ def test_without_a_ray_the_script_says_how_to_start_one(tmp_path):
 
 @contextlib.contextmanager
 def watched(address, environment, path):
-    """A run that waits in its third round; gives accuracy, loss, forgetting and seconds of the second round."""
+    """A run that waits in its third round; gives accuracy, loss, forgetting and seconds of the
+    second round.
+    """
     overrides = {
         "name": "watched/run",
         "ray.address": address,
@@ -150,9 +155,8 @@ def scrape(folder):
     samples = []
     for group in json.loads((folder / "prom_metrics_service_discovery.json").read_text()):
         for target in group["targets"]:
-            with contextlib.suppress(
-                urllib.error.URLError
-            ):  # Ray lists an autoscaler that it may not have
+            # Ray lists an autoscaler that it may not have.
+            with contextlib.suppress(urllib.error.URLError):
                 for family in text_string_to_metric_families(get(f"http://{target}/metrics")):
                     samples += [
                         (sample.name, sample.labels, sample.value) for sample in family.samples

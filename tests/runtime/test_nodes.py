@@ -1,6 +1,8 @@
-"""What a run survives in its cluster: a table of harms, their moments, and the ends that are expected, on real nodes.
+"""What a run survives in its cluster: a table of harms, their moments, and the ends that are
+expected, on real nodes.
 
-They come, go and die, or their link is cut. The end is the bits of a run in this process, or an error.
+They come, go and die, or their link is cut. The end is the bits of a run in this process, or an
+error.
 """
 
 import copy
@@ -38,19 +40,25 @@ from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.session import Stored, open_actors
 
-GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)  # torch before 2.8 has no such class
+# Torch before 2.8 has no such class.
+GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
 
 pytestmark = pytest.mark.slow
 
-# Sums of a tiny model lie where those of large models do. Ray cannot restart an actor whose arguments lie there, too.
+# Sums of a tiny model lie where those of large models do. Ray cannot restart an actor whose
+# arguments lie there, too.
 IN_STORE = {"RAY_max_direct_call_object_size": "500"}
-PATIENT = {"RAY_health_check_failure_threshold": "1000"}  # Ray gives no node up
-OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
+# Ray gives no node up.
+PATIENT = {"RAY_health_check_failure_threshold": "1000"}
+# Torch computes as on a CPU of another kind.
+OTHER = {"ATEN_CPU_CAPABILITY": "default"}
 
 
 @dataclass(frozen=True)
 class Linger(Part):
-    """Waits at a client on a certain node, once, after the first round; and creates a file to say so."""
+    """Waits at a client on a certain node, once, after the first round; and creates a file to say
+    so.
+    """
 
     node: str
     file: str
@@ -122,7 +130,8 @@ def joins_with_other_hardware(it):
 
 
 def joins_without_its_gpu(it):
-    it.cluster.add_node(**GPUS, env_vars={PRETENDED: ""})  # torch does not see it
+    # Torch does not see it.
+    it.cluster.add_node(**GPUS, env_vars={PRETENDED: ""})
 
 
 @dataclass(frozen=True)
@@ -130,18 +139,25 @@ class Row:
     """What is done to a cluster of a head and perhaps a second node, and how a run ends."""
 
     harm: Callable | None = None
-    after: int = 0  # this round; 0: while a client trains on the second node, or without a harm from the start
-    held: bool = False  # by another job
+    # This round; 0: while a client trains on the second node, or without a harm from the start.
+    after: int = 0
+    # By another job.
+    held: bool = False
     head: dict = field(default_factory=lambda: {"num_cpus": 1})
     second: dict | None = None
     environment: dict = field(default_factory=dict)
-    part: Callable | None = None  # of the second node and a folder
-    before: int = 0  # the words are there before this round begins
-    size: int = 0  # of the crew, in the end
+    # Of the second node and a folder.
+    part: Callable | None = None
+    # The words are there before this round begins.
+    before: int = 0
+    # Of the crew, in the end.
+    size: int = 0
     ray: dict = field(default_factory=dict)
-    logs: tuple[str, ...] = ()  # regular expressions
+    # Regular expressions.
+    logs: tuple[str, ...] = ()
     error: type[Exception] | None = None
-    says: str = ""  # a regular expression
+    # A regular expression.
+    says: str = ""
 
     def __str__(self):
         return self.harm.__name__ if self.harm else re.sub(r"\W+", " ", self.says or self.logs[0])
@@ -153,13 +169,22 @@ LINGERS = {"second": ONE, "ray": TWO, "part": lambda node, there: Linger(node, f
 LOST = ("lost with actor-", "running it again")
 FAULTY = (r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*running it",)
 ONLY_OTHER = r"is on other hardware .*; resume on hardware as before"
-NO_ACTOR = r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are 0 CPU"
-OTHER_BITS = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
+NO_ACTOR = (
+    r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are "
+    r"0 CPU"
+)
+OTHER_BITS = (
+    "on other hardware than the run, and would compute other bits: instructions is .*; "
+    ".*--other-bits"
+)
 BLIND = (
     r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
 )
 BLIND_LATE = ("is given up: Ray counts a GPU",)
-NO_ROOM = r"for 4 s .*the run wants 2, each with 1 CPU.*other jobs may hold .*: try again when they are done"
+NO_ROOM = (
+    r"for 4 s .*the run wants 2, each with 1 CPU.*other jobs may hold .*: try again when they are "
+    r"done"
+)
 NO_GPU = r"for 3 s \(ray.patience\) no whole GPU was free"
 WAITS = ("s; waiting for actor-0 to come up, actor-1 to come up",)
 WAITS_FOR_GPU = ("s; waiting for a whole GPU, to measure the largest client",)
@@ -257,7 +282,10 @@ def test_only_nodes_with_the_labels_of_a_job_get_actors(
         with pool_on(site, "labels", labels={"card": "in(L4,H100)"}, actors="auto") as pool:
             assert played(site, pool) == here(site)
             assert [member.node_id for member in pool._crew._members] == [node.node_id] * 2
-        says = r"no actor with 1 CPU and 0 GPU, on a node with the labels card = 'L4' fits: there are 0 CPU"
+        says = (
+            r"no actor with 1 CPU and 0 GPU, on a node with the labels card = 'L4' fits: there are "
+            r"0 CPU"
+        )
         with pytest.raises(InputError, match=says), pool_on(site, "labels", labels={"card": "L4"}):
             pass
 
@@ -314,9 +342,8 @@ def test_a_reply_is_lost_with_its_node(
     with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         monkeypatch.setattr(Pool, "_fetched", fetched)
-        monkeypatch.setattr(
-            pool_module, "bring", lambda objects: None
-        )  # these small ones would all be there in time
+        # These small ones would all be there in time.
+        monkeypatch.setattr(pool_module, "bring", lambda objects: None)
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
     assert removed
@@ -334,7 +361,9 @@ class Slow(Part):
 def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
     a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
 ):
-    """Its raylet is stopped while the sum of a reply lies there, and Ray itself would wait for that for ever."""
+    """Its raylet is stopped while the sum of a reply lies there, and Ray itself would wait for that
+    for ever.
+    """
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     silent, went_on = [], []
 
@@ -408,7 +437,8 @@ def test_the_pool_grows_and_shrinks_with_the_cluster(
         if round.round in (1, 4):
             added.append(several.add_node(num_cpus=1))
         if round.round in (2, 5):
-            while ready(pool) < 2:  # until it has come up
+            # Until it has come up.
+            while ready(pool) < 2:
                 pool._crew.wait([], 1.0)
         if round.round == 3:
             several.remove_node(added.pop())
@@ -450,7 +480,8 @@ def test_a_node_that_comes_during_a_round_works_in_it(
 
     def wait(self, working, seconds, wait=Crew.wait):
         if first.exists() and not added:
-            added.append(several.add_node(num_cpus=1))  # in this thread, as it sets signal handlers
+            # In this thread, as it sets signal handlers.
+            added.append(several.add_node(num_cpus=1))
         return wait(self, working, seconds)
 
     monkeypatch.setattr(Crew, "wait", wait)
@@ -462,7 +493,9 @@ def test_a_node_that_comes_during_a_round_works_in_it(
 def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
     several, make_site, played, here, pool_on, tmp_path, free_ports
 ):
-    """By SIGTERM to `ray start`, as pods and spot machines end: an actor that waits for room is what adds nodes."""
+    """By SIGTERM to `ray start`, as pods and spot machines end: an actor that waits for room is
+    what adds nodes.
+    """
     command = [
         f"{sys.prefix}/bin/ray",
         "start",
@@ -487,7 +520,9 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
 
 
 def drain(cluster, node):
-    """As a spot machine's notice, or an autoscaler, does it: the node takes no new actors, and ends later."""
+    """As a spot machine's notice, or an autoscaler, does it: the node takes no new actors, and ends
+    later.
+    """
     command = [
         f"{sys.prefix}/bin/ray",
         "drain-node",
@@ -598,7 +633,8 @@ def sh(script):
 
 @contextmanager
 def two_machines(a_cluster, environment):
-    """A head in this network namespace, and a node in another: as on two machines, with a link between them.
+    """A head in this network namespace, and a node in another: as on two machines, with a link
+    between them.
 
     One at a time: its names and addresses are the machine's.
     """
@@ -662,7 +698,9 @@ def node_at(address):
 def test_a_link_is_cut_and_healed(
     a_cluster, make_site, played, here, pool_on, tmp_path, caplog, noticed
 ):
-    """Either Ray notices that a node is gone, and gives it up; or our deadline comes first, and the node returns."""
+    """Either Ray notices that a node is gone, and gives it up; or our deadline comes first, and the
+    node returns.
+    """
     with two_machines(a_cluster, {} if noticed else PATIENT):
         node = node_at("10.93.7.2")
         method = compose(scaffold(), Linger(node, str(tmp_path / "there"), seconds=3.0))

@@ -1,4 +1,6 @@
-"""How many actors fit on the nodes of a cluster, by examples; and which GPUs they use, by a model of Ray."""
+"""How many actors fit on the nodes of a cluster, by examples; and which GPUs they use, by a model
+of Ray.
+"""
 
 import random
 
@@ -23,16 +25,19 @@ TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
     ("asked", "fit"),
     [
         ({"num_gpus": 0}, 6),
+        # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes.
         (
             {"num_cpus": 3, "num_gpus": 0},
             1,
-        ),  # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes
+        ),
         ({"num_cpus": 0.5, "num_gpus": 0}, 12),
         ({"num_gpus": 0.5}, 2),
         ({"num_gpus": 0.3}, 3),
-        ({"num_gpus": 0.18}, 4),  # five shares of a GPU, but 4 CPUs
+        # Five shares of a GPU, but 4 CPUs.
+        ({"num_gpus": 0.18}, 4),
         ({"num_gpus": 2}, 0),
-        ({}, 1),  # a whole GPU, until it is measured
+        # A whole GPU, until it is measured.
+        ({}, 1),
     ],
 )
 def test_capacity_counts_each_node_by_itself(asked, fit):
@@ -78,7 +83,9 @@ def test_a_number_of_actors_on_gpus_is_not_refused_before_their_part_of_a_gpu_is
 
 
 def as_ray_places(options, nodes, count, seed):
-    """How many actors each GPU gets, node by node: any node that has room, and there the fullest GPU that has room."""
+    """How many actors each GPU gets, node by node: any node that has room, and there the fullest
+    GPU that has room.
+    """
     part, order = round(1 / options.gpu_share), random.Random(seed)
     placed = [[0] * int(node["GPU"]) for node in nodes]
     for _ in range(count):

@@ -34,7 +34,8 @@ from rayfed.runtime.items import Call, Item
 from rayfed.runtime.policy import FATE, Decision, Tries, Trouble, decide
 from rayfed.runtime.policy import Work as Todo
 
-MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
+# A large client, and small ones.
+MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def test_a_client_that_overwrites_its_weights_harms_no_other_client(
 @pytest.mark.slow
 def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
     site = make_site(compose(Trace(str(tmp_path / "trace"))), clients_per_round=6, num_rounds=1)
-    on_ray(site, 1, check_repeat=False)  # no client is served twice
+    # No client is served twice.
+    on_ray(site, 1, check_repeat=False)
     sizes = [int(line) for line in (tmp_path / "trace").read_text().split()]
     assert len(sizes) == 6
     assert sizes == sorted(sizes, reverse=True)

@@ -1,4 +1,6 @@
-"""The machine's other users: kept out of our Rays and of those that jobs go to; and what a killed run leaves there."""
+"""The machine's other users: kept out of our Rays and of those that jobs go to; and what a killed
+run leaves there.
+"""
 
 import json
 import os
@@ -16,7 +18,8 @@ from rayfed.runtime.private import RECIPE, TRUST, folder, way_in
 
 ROOT = Path(__file__).resolve().parents[2]
 RAYFED = Path(sys.executable).with_name("rayfed")
-ANOTHER = 65534  # a user who is not root
+# A user who is not root.
+ANOTHER = 65534
 SMALL = [
     "jobs/quickstart.toml",
     "-s",
@@ -41,9 +44,12 @@ def entered(short_folder):
     [
         (0o755, 0o755, None),
         (0o755, 0o777, "inner"),
-        (0o711, 0o720 | 0o010, "inner"),  # the group
-        (0o777, 0o700, "outer"),  # `inner` could be replaced
-        (0o1777, 0o700, None),  # but not here, as in /tmp
+        # The group.
+        (0o711, 0o720 | 0o010, "inner"),
+        # `inner` could be replaced.
+        (0o777, 0o700, "outer"),
+        # But not here, as in /tmp.
+        (0o1777, 0o700, None),
         (0o700, 0o777, None),
     ],
 )

@@ -1,4 +1,6 @@
-"""What a part keeps from client to client is restored, or ends the run: no bits depend on where a run is resumed."""
+"""What a part keeps from client to client is restored, or ends the run: no bits depend on where a
+run is resumed.
+"""
 
 import functools
 import os
@@ -136,7 +138,8 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
         return
     whole = [initial, *come]
     for function in (by_client, Keeps.by_client.__func__, Keeps.by_client_alone):
-        function.cache_clear()  # as a new process has it
+        # As a new process has it.
+        function.cache_clear()
     vars(keeps).pop("first_sum", None)
     again = [*rounds(site, ThisProcess(site), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
@@ -166,7 +169,9 @@ def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(
 
 
 def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, monkeypatch):
-    """They keep nothing of a client either; a module of the user's gets a model of its own for each client."""
+    """They keep nothing of a client either; a module of the user's gets a model of its own for each
+    client.
+    """
     norm = pytest.importorskip("timm.layers").LayerNorm2d
     peft = pytest.importorskip("peft")
     site = make_site(fedavg())

@@ -33,8 +33,11 @@ def rayfed_run(settings, **options):
 
 
 def nothing_is_left(run):
-    """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
-    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
+    """The CPU of a killed actor, and the memory of objects without references, come back a moment
+    later.
+    """
+    # A traceback that an earlier test caught may hold a reference to an object.
+    gc.collect()
     for _ in range(300):
         if ray.available_resources() == ray.cluster_resources():
             break
@@ -43,7 +46,8 @@ def nothing_is_left(run):
     assert not [name for name in ray.util.list_named_actors() if name.startswith(run)]
 
 
-STARTS = [  # what Ray raises where it cannot be started, the error that it is, and words of the message
+# What Ray raises where it cannot be started, the error that it is, and words of the message.
+STARTS = [
     (FileNotFoundError(2, "No such file", "/proc/x"), InputError, "/proc/x'; HOME and TMPDIR must"),
     (PermissionError(13, "Permission denied", "/x"), InputError, "'/x'; HOME and TMPDIR must name"),
     (
@@ -83,7 +87,8 @@ def test_a_ray_that_cannot_be_started_is_one_sentence_and_only_what_may_pass_is_
         raise error
 
     monkeypatch.setattr(session.ray, "init", init)
-    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)  # an earlier test joined one
+    # An earlier test joined one.
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
     with (
         pytest.raises((RunFailed, InputError), match=rf"^Ray cannot be .*{message}") as refused,
         connected(RayOptions(), "t", 2),
@@ -92,7 +97,8 @@ def test_a_ray_that_cannot_be_started_is_one_sentence_and_only_what_may_pass_is_
     assert type(refused.value) is kind and "\n" not in str(refused.value)
 
 
-FOR_EVER = {  # Ray's kinds of errors that a second try does not mend; all others have exit code 75
+# Ray's kinds of errors that a second try does not mend; all others have exit code 75.
+FOR_EVER = {
     "ActorAlreadyExistsError",
     "ActorHandleNotFoundError",
     "ActorPlacementGroupRemoved",
@@ -106,7 +112,8 @@ FOR_EVER = {  # Ray's kinds of errors that a second try does not mend; all other
     "RayChannelError",
     "RayDirectTransportError",
     "RayError",
-    "RaySystemError",  # unless it says that it has lost a connection
+    # Unless it says that it has lost a connection.
+    "RaySystemError",
     "RayTaskError",
     "RuntimeEnvSetupError",
     "StreamingGeneratorReplayInconsistentError",
@@ -184,7 +191,8 @@ def test_a_start_that_was_too_slow_is_tried_again_but_not_one_that_has_failed(
     assert type(refused.value) is kind
 
 
-ADDRESSES = [  # ray.address, RAY_ADDRESS, the address to join, what names it
+# ray.address, RAY_ADDRESS, the address to join, what names it.
+ADDRESSES = [
     ("", None, "", ""),
     ("", "10.0.0.1:6379", "10.0.0.1:6379", "RAY_ADDRESS"),
     ("auto", "10.0.0.1:6379", "10.0.0.1:6379", "RAY_ADDRESS"),
@@ -267,8 +275,8 @@ def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, vers
     monkeypatch.setattr(ray, "__version__", version)
     with connected(RayOptions(address=cluster), "t", 1):
         assert (
-            f"Ray {version} is newer than rayfed was tested with; if it fails: pip install 'ray[default]==2.60.*'"
-            in caplog.text
+            f"Ray {version} is newer than rayfed was tested with; if it fails: pip install "
+            "'ray[default]==2.60.*'" in caplog.text
         ) == is_newer
 
 
@@ -295,7 +303,9 @@ def visible(actor):
 def test_every_gpu_has_the_same_number_of_actors(
     a_cluster, make_site, monkeypatch, caplog, here, pool_on, played, num_gpus, share, measured
 ):
-    """The GPUs and the measured bytes are pretended, all else is real; Ray itself puts four fourths on one GPU."""
+    """The GPUs and the measured bytes are pretended, all else is real; Ray itself puts four fourths
+    on one GPU.
+    """
     as_measured = partial(gpus.share_as_measured, 4 * 10**9, [9 * 10**9, 24 * 10**9])
     monkeypatch.setattr(
         gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most)
@@ -312,7 +322,8 @@ def test_every_gpu_has_the_same_number_of_actors(
             assert ray.get([*given.values()]) == [*given]
             count = Counter(member.gpu for member in pool._crew._members)
         assert count == {str(gpu): 4 // num_gpus for gpu in range(num_gpus)}
-        del pool, given  # they hold objects in the store
+        # They hold objects in the store.
+        del pool, given
         nothing_is_left("test-")
     text = "client takes 4.0 GB of GPU memory, the smallest GPU has 9.0 GB: up to 2 actors on a GPU"
     assert (text in caplog.text) == measured
@@ -427,9 +438,8 @@ def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(
         command,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a shell may have told us to ignore it
+        # A shell may have told us to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         while not (tmp_path / "there").exists():

@@ -20,7 +20,8 @@ class Dropping:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(3):
-            pass  # the handler runs here
+            # The handler runs here.
+            pass
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -46,7 +47,9 @@ def test_ray_does_not_replace_our_handler():
 
 
 def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
-    """Else a start of Ray that fails because of the signal would be tried again by whoever resumes at code 75."""
+    """Else a start of Ray that fails because of the signal would be tried again by whoever resumes
+    at code 75.
+    """
 
     def start(told_to_stop):
         with stopping("stopping", at_the_end=True):
@@ -91,7 +94,8 @@ def test_a_start_that_waits_in_c_ends_after_a_while_or_with_the_second_signal(
             for _ in range(signals):
                 run.send_signal(number)
                 if signals > 1:
-                    signal.sigtimedwait([], 0.2)  # else the two would be one
+                    # Else the two would be one.
+                    signal.sigtimedwait([], 0.2)
             shown, said = run.communicate(timeout=60)
         finally:
             run.kill()

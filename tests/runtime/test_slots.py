@@ -1,4 +1,6 @@
-"""Many runs at once, each a task of one process: their bits, and what the end of a process, node or driver does."""
+"""Many runs at once, each a task of one process: their bits, and what the end of a process, node or
+driver does.
+"""
 
 import json
 import os
@@ -147,7 +149,9 @@ def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, dying, tmp
 def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(
     jobs, dying, caplog
 ):
-    """A process that always ends, a loss that diverges, a folder that another process has, and a run without fault."""
+    """A process that always ends, a loss that diverges, a folder that another process has, and a
+    run without fault.
+    """
     few = {"ray.max_retries": 1}
     ends = [dying(9, few), read_job(jobs[1].table(), {**few, "train.lr": 1e30})]
     ends += [read_job(job.table(), few) for job in jobs[2:]]
@@ -179,7 +183,8 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
         ]
         for ended in run_many(jobs):
             assert ended.exit_code == 0, ended.message
-            time.sleep(1.0)  # while the caller looks at a run, other processes become idle
+            # While the caller looks at a run, other processes become idle.
+            time.sleep(1.0)
     seen = {tuple(line.split()) for line in (tmp_path / "tell").read_text().splitlines()}
     assert {gpu for _, gpu in seen} == {"0", "1", "2", "3"}
     assert len({process for process, _ in seen}) == len(seen)
@@ -191,7 +196,8 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
 def test_fewer_runs_than_actors_are_done_one_after_the_other(jobs, monkeypatch):
     ways = []
     monkeypatch.setattr("rayfed.grid.many.run_checked", lambda job, way, resume: ways.append(way))
-    few = jobs[:2]  # a cohort of 3 has more actors
+    # A cohort of 3 has more actors.
+    few = jobs[:2]
     without_ray = [read_job(job.table(), {"ray.mode": "off"}) for job in jobs]
     unlike = [jobs[0], read_job(jobs[1].table(), {"ray.num_cpus": 2.0}), *jobs[2:]]
     for chosen in (few, without_ray, unlike):
@@ -203,7 +209,7 @@ def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
     jobs = jobs_of(
         tables, ray__address=ray.get_runtime_context().gcs_address, train__num_rounds=10_000
     )
-    begun = lambda: [job for job in jobs if read_summary(folder_of(job)).get("rounds", 0) > 1]  # noqa: E731
+    begun = lambda: [job for job in jobs if read_summary(folder_of(job)).get(("rounds"), 0) > 1]  # noqa: E731
 
     def watch(under_way):
         if len(begun()) == 4:
@@ -222,7 +228,10 @@ def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_clu
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("needs the right to mount")
     with a_cluster(num_cpus=2) as cluster:
-        start = f"{Path(sys.executable).parent / 'ray'} start --address={cluster.address} --num-cpus=2 --block"
+        start = (
+            f"{Path(sys.executable).parent / 'ray'} start --address={cluster.address} --num-cpus=2 "
+            "--block"
+        )
         command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none {tmp_path} && exec {start}"]
         other = subprocess.Popen(
             command, start_new_session=True, stdout=subprocess.DEVNULL, cwd="/"

@@ -322,7 +322,8 @@ def tls(*files):
         (tls("/x", "/x", "/x"), "TLS is on, but cannot be used: .*No such file or directory: '/x'"),
         (
             {},
-            "ray.address = '127.0.0.1:1': no Ray answers there .*Connection refused.*ray start --head",
+            "ray.address = '127.0.0.1:1': no Ray answers there .*Connection refused.*ray start "
+            "--head",
         ),
     ],
     ids=["no token", "no certificates", "no such certificates", "no Ray"],
@@ -355,7 +356,8 @@ def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(
         assert "joined, 42" in python(join)
         assert "got none or a wrong token" in python(join, RAY_AUTH_MODE="disabled")
         join = JOIN.format(address=stack.enter_context(head(theirs, RAY_AUTH_MODE="disabled")))
-        assert "joined, 42" in python(join)  # with a token that this cluster does not ask for
+        # With a token that this cluster does not ask for.
+        assert "joined, 42" in python(join)
         (home / ".ray" / "auth_token").unlink()
         assert "joined, 42" in python(join)
 
@@ -395,7 +397,8 @@ def listeners(mode, cwd):
 @pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed")
 def test_a_run_on_a_ray_of_its_own_listens_on_loopback_only(home):
     addresses = listeners("on", home)
-    assert len(addresses) >= 5  # GCS, raylet, dashboard, its agent, an actor
+    # GCS, raylet, dashboard, its agent, an actor.
+    assert len(addresses) >= 5
     assert [
         a for a in addresses if not a.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:"))
     ] == []
