@@ -59,8 +59,8 @@ else:
         home = next((home for home, names in HOMES.items() if name in names), None)
         if name == "Display":
             raise AttributeError(
-                "rayfed.Display is now rayfed.Observer: its `started(run)` has the site as "
-                "run.site, and `run` and `resume` take observers=[...] for display=..."
+                "rayfed.Display is now rayfed.Observer: its `started(run)` has the setup as "
+                "run.setup, and `run` and `resume` take observers=[...] for display=..."
             )
         if home is None:
             raise AttributeError(f"module 'rayfed' has no attribute '{name}'")

@@ -27,8 +27,8 @@ from rayfed.rounds import engine
 from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
-from rayfed.rounds.site import Site, open_site
-from rayfed.runtime.workers import open_workers, opened
+from rayfed.rounds.setup import Setup, open_setup
+from rayfed.runtime.executors import open_workers, opened
 from rayfed.tensors.weights import Weights, whole
 
 # How many runs a message names.
@@ -116,33 +116,33 @@ def replay(
         if job is None:
             raise InputError(f"'{run}' is not the folder of a run")
         folders = Folders.of(job)
-        site = open_site(job)
+        setup = open_setup(job)
         if round < 1:
             raise InputError(f"round {round}: the first round is 1")
         last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
         # The round after the last may have failed.
         if round > last_recorded + 1:
             raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
-        refuse_another_partition(folders.path, site, round)
+        refuse_another_partition(folders.path, setup, round)
         if isinstance(client, str):
-            names, count = site.federation.client_names, site.federation.num_clients
+            names, count = setup.federation.client_names, setup.federation.num_clients
             client = number_of(client, names, count, "replay")
-        engine.cohort_of(site, round).refuse_absent(client, round)
-        with open_workers(site, on_ray=False) as workers:
+        engine.cohort_of(setup, round).refuse_absent(client, round)
+        with open_workers(setup, on_ray=False) as workers:
             saved = newest(folders.checkpoints, before=round)
             if saved:
-                saved.refuse_another(site)
-            last = saved.restore(site, workers) if saved else engine.start(site, workers)
+                saved.refuse_another(setup)
+            last = saved.restore(setup, workers) if saved else engine.start(setup, workers)
             while last.round < round - 1:
-                last = engine.play(site, last, workers)
-            opening = engine.open_round(site, last, workers)
+                last = engine.play(setup, last, workers)
+            opening = engine.open_round(setup, last, workers)
             if not trains(opening.parts):
                 raise InputError(
                     f"round {round}: no client trained in it, as its method works on the server "
                     "alone"
                 )
             tasks = [(client,)]
-            replies = engine.train(site, workers, opening.broadcast, tasks, last.memories)
+            replies = engine.train(setup, workers, opening.broadcast, tasks, last.memories)
             (reply,) = next(replies).clients
     losses = {
         (row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")
@@ -161,10 +161,10 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
     """
     with alone(f"the measuring of '{run}'"):
         job, saved = find(run, None, None)
-        site = open_site(job)
-        saved.refuse_another(site)
-        with open_workers(site, on_ray=False) as workers:
-            rows = list(own_rows(site, saved.restore(site, workers), workers, tuning))
+        setup = open_setup(job)
+        saved.refuse_another(setup)
+        with open_workers(setup, on_ray=False) as workers:
+            rows = list(own_rows(setup, saved.restore(setup, workers), workers, tuning))
         write_own(folder_of(job), rows)
     return rows
 
@@ -192,44 +192,44 @@ def _train(
     path = folder_of(job)
     leaves_work = saved is None or saved.leaves_work(job)
     on_ray = options.on_ray and job.ray.mode == "on" and leaves_work
-    make_site = partial(_checked_site, job, saved, options.read)
+    make_setup = partial(_checked_setup, job, saved, options.read)
     with (
         logging_to_file() as begin_log,
         observing(observers) as everyone,
         opened(
             job,
-            make_site,
-            lambda site: everyone.started(Run(site, path, resumed=saved is not None)),
+            make_setup,
+            lambda setup: everyone.started(Run(setup, path, resumed=saved is not None)),
             on_ray=on_ray,
-        ) as site,
+        ) as setup,
         open_workers(
-            site, everyone.client, on_ray=on_ray, other_bits=options.other_bits
+            setup, everyone.client, on_ray=on_ray, other_bits=options.other_bits
         ) as executor,
         # Innermost: the last checkpoint needs the executor, which holds the clients' memories.
         Recorder(
-            site, executor, saved, force=options.force, other_bits=options.other_bits
+            setup, executor, saved, force=options.force, other_bits=options.other_bits
         ) as recorder,
     ):
         begin_log(path)
         last = recorder.restored()
         everyone.restored(last)
-        for round in engine.rounds(site, executor, last, recorder.early_end):
+        for round in engine.rounds(setup, executor, last, recorder.early_end):
             # First, and its failure ends the run: the others show what is recorded.
             recorder.round(round)
             executor.round(round)
             everyone.round(round)
             last = round
     assert last is not None, "there is always a round 0"
-    return Trained(path, whole(site.model, last.evaluated))
+    return Trained(path, whole(setup.model, last.evaluated))
 
 
-def _checked_site(job: Job, saved: Checkpoint | None, read: Read | None) -> Site:
+def _checked_setup(job: Job, saved: Checkpoint | None, read: Read | None) -> Setup:
     with at("the opening of the data and the model"):
-        site = open_site(job, read)
+        setup = open_setup(job, read)
     refuse_edited(job)
     if saved is not None:
-        saved.refuse_another(site)
-    return site
+        saved.refuse_another(setup)
+    return setup
 
 
 def find(

@@ -28,7 +28,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.observers import page
 from rayfed.rounds import tasks
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack, unpack
 
@@ -163,8 +163,8 @@ def make_model():
 
 
 @pytest.fixture
-def make_site(make_federation, make_model):
-    """Make a site from a method and the settings that differ from the usual ones."""
+def make_setup(make_federation, make_model):
+    """Make a setup from a method and the settings that differ from the usual ones."""
 
     def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, ray=None, **training):
         usual = {
@@ -177,15 +177,15 @@ def make_site(make_federation, make_model):
         usual |= {"lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
         data, training = Data(augment=augment or Augment()), Training(**usual | training)
         job = Job("tiny", seed, method, data, train=training, ray=ray or RayOptions())
-        return Site(make_model(norm), make_federation(counts), job, torch.device("cpu"))
+        return Setup(make_model(norm), make_federation(counts), job, torch.device("cpu"))
 
     return make
 
 
 @pytest.fixture
 def play():
-    """Train a site to the end; gives all its rounds, round 0 first."""
-    return lambda site, workers=None: list(rounds(site, workers or ThisProcess(site)))
+    """Train a setup to the end; gives all its rounds, round 0 first."""
+    return lambda setup, workers=None: list(rounds(setup, workers or ThisProcess(setup)))
 
 
 @pytest.fixture(scope="session")

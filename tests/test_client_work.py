@@ -31,18 +31,18 @@ from rayfed.methods import (
 )
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
-from rayfed.rounds import site as sites
-from rayfed.rounds.client_work import Broadcast, Desk, evaluate, survey, train
-from rayfed.rounds.site import open_site, server_view
+from rayfed.rounds import setup as sites
+from rayfed.rounds.client_work import Broadcast, RoundContext, evaluate, survey, train
+from rayfed.rounds.setup import open_setup, server_view
 from rayfed.runtime.hardware import refuse_tf32
 from rayfed.tensors.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 
 
-def broadcast_of(site, round=1):
+def broadcast_of(setup, round=1):
     return Broadcast(
-        round, state_of(site.model), {}, {}, {part.slot: 1 for part in all_parts(site.job.method)}
+        round, state_of(setup.model), {}, {}, {part.slot: 1 for part in all_parts(setup.job.method)}
     )
 
 
@@ -58,7 +58,9 @@ def test_a_sites_weights_do_not_depend_on_the_threads_that_this_process_has():
 
     def weights(count):
         with threads(count):
-            return state_of(open_site(make_job({"name": "n", "model": f"{__name__}:turned"})).model)
+            return state_of(
+                open_setup(make_job({"name": "n", "model": f"{__name__}:turned"})).model
+            )
 
     assert all(
         torch.equal(one, two)
@@ -66,18 +68,18 @@ def test_a_sites_weights_do_not_depend_on_the_threads_that_this_process_has():
     )
 
 
-def trained(site, broadcast=None, client=CLIENT):
+def trained(setup, broadcast=None, client=CLIENT):
     """The client's state after training."""
-    reply = train(Desk(site, broadcast or broadcast_of(site)), client, {})
+    reply = train(RoundContext(setup, broadcast or broadcast_of(setup)), client, {})
     return {name: w.clone() for name, w in reply.summands["average"]["weights"].values.items()}
 
 
-def test_denormal_numbers_are_zero_in_training_with_one_thread(make_site):
+def test_denormal_numbers_are_zero_in_training_with_one_thread(make_setup):
     """With several threads, torch would set it for one of them alone."""
 
     def product(threads):
-        site = make_site(compose(Tiny()), ray=RayOptions(num_cpus=threads), local_steps=1)
-        return train(Desk(site, broadcast_of(site)), CLIENT, {}).memory["tiny"]
+        setup = make_setup(compose(Tiny()), ray=RayOptions(num_cpus=threads), local_steps=1)
+        return train(RoundContext(setup, broadcast_of(setup)), CLIENT, {}).memory["tiny"]
 
     assert product(1) == 0.0 and product(2) == pytest.approx(1e-40, rel=1e-3)
     # As before.
@@ -92,21 +94,24 @@ class Tiny(Part):
         return None, float(torch.tensor(1e-40) * 1.0)
 
 
-def test_a_desk_serves_one_client_as_a_new_desk_would(make_site, digest):
-    site = make_site(fedntd(), norm=True, augment=Augment(flip=True))
-    shared = Desk(site, broadcast_of(site))
+def test_a_desk_serves_one_client_as_a_new_desk_would(make_setup, digest):
+    setup = make_setup(fedntd(), norm=True, augment=Augment(flip=True))
+    shared = RoundContext(setup, broadcast_of(setup))
     for client in (1, 4, 1):
-        replies = [train(desk, client, {}) for desk in (shared, Desk(site, broadcast_of(site)))]
+        replies = [
+            train(context, client, {})
+            for context in (shared, RoundContext(setup, broadcast_of(setup)))
+        ]
         assert digest(replies[0].summands) == digest(replies[1].summands)
 
 
-def test_a_desk_keeps_no_copy_that_a_single_client_asked_for(make_site):
+def test_a_desk_keeps_no_copy_that_a_single_client_asked_for(make_setup):
     """MOON asks for each client's own last model: a task of many clients would fill the memory."""
-    site = make_site(moon(), batch_size=100)
-    desk, sizes = Desk(site, broadcast_of(site)), []
+    setup = make_setup(moon(), batch_size=100)
+    context, sizes = RoundContext(setup, broadcast_of(setup)), []
     for client in range(6):
-        train(desk, client, {"model_contrast": state_of(site.model)})
-        sizes.append(len(desk._frozen._made))
+        train(context, client, {"model_contrast": state_of(setup.model)})
+        sizes.append(len(context._frozen._made))
     assert sizes == [2] * 6
 
 
@@ -181,14 +186,16 @@ class Spy(Part):
         return None, "memory"
 
 
-def test_hooks_run_in_order_and_see_their_client(make_site):
-    site = make_site(
+def test_hooks_run_in_order_and_see_their_client(make_setup):
+    setup = make_setup(
         compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2)
     )
-    broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
+    broadcast = replace(
+        broadcast_of(setup, 2), states={"spy": "state"}, payloads={"spy": "payload"}
+    )
     # Only of parts that survey.
-    assert survey(Desk(site, broadcast), CLIENT) == {"spy": {"n": 11}}
-    reply = train(Desk(site, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
+    assert survey(RoundContext(setup, broadcast), CLIENT) == {"spy": {"n": 11}}
+    reply = train(RoundContext(setup, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in SEEN] == ["survey", "begin", "loss", "loss", "loss", "report"]
     assert [value for name, value in SEEN if name == "loss"] == [
         (size, "local", True, True) for size in (5, 5, 1)
@@ -210,24 +217,24 @@ def test_hooks_run_in_order_and_see_their_client(make_site):
     assert (view.lr, view.momentum, view.batch_size) == (0.05, 0.9, 5)
     assert view.label_counts.tolist() == [0, 8, 1, 2]
     images, labels = next(view.samples())
-    rows = site.federation.client(CLIENT)
-    assert labels.tolist() == site.federation.train.labels[rows].tolist()
-    plain = site.federation.train.examples[rows] / 255.0
+    rows = setup.federation.client(CLIENT)
+    assert labels.tolist() == setup.federation.train.labels[rows].tolist()
+    plain = setup.federation.train.examples[rows] / 255.0
     np.testing.assert_allclose(
-        images, (plain - site.federation.mean[0]) / site.federation.std[0], atol=1e-5
+        images, (plain - setup.federation.mean[0]) / setup.federation.std[0], atol=1e-5
     )
     assert [len(labels) for _, labels in view.samples(4)] == [4, 4, 3]
 
 
-def test_the_servers_samples_are_its_auxiliary_set(make_site):
-    site = make_site(fedavg())
-    view = server_view(site, 1, state_of(site.model))
+def test_the_servers_samples_are_its_auxiliary_set(make_setup):
+    setup = make_setup(fedavg())
+    view = server_view(setup, 1, state_of(setup.model))
     assert [labels.tolist() for _, labels in view.samples()] == [[0, 0, 1, 1, 2, 2, 3, 3]]
-    dealt = np.concatenate([site.federation.client(client) for client in range(6)])
-    assert not set(dealt) & set(site.federation.auxiliary)
+    dealt = np.concatenate([setup.federation.client(client) for client in range(6)])
+    assert not set(dealt) & set(setup.federation.auxiliary)
 
 
-def test_the_loss_is_the_sum_of_all_terms(make_site):
+def test_the_loss_is_the_sum_of_all_terms(make_setup):
     """One step with all images, from the global weights, where Proximal's term is 0.
 
     The values are equal to the bit: float32 multiplies by 0 and 2 exactly, and rounds the sum of
@@ -235,8 +242,8 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
     """
 
     def loss(*parts):
-        site = make_site(compose(*parts), local_steps=1, batch_size=100)
-        return train(Desk(site, broadcast_of(site)), CLIENT, {}).row.train_loss
+        setup = make_setup(compose(*parts), local_steps=1, batch_size=100)
+        return train(RoundContext(setup, broadcast_of(setup)), CLIENT, {}).row.train_loss
 
     plain, term = loss(), loss(CrossEntropy(weight=0.0), NotTrueDistill(teacher=False))
     assert plain > 0 and term > 0
@@ -282,10 +289,10 @@ class TeacherWatch(Part):
         return None
 
 
-def test_notes_are_means_over_the_steps_that_have_them(make_site):
+def test_notes_are_means_over_the_steps_that_have_them(make_setup):
     # Batches of 5, 5 and 1.
-    site = make_site(compose(Noting()), local_epochs=2)
-    reply = train(Desk(site, broadcast_of(site)), CLIENT, {})
+    setup = make_setup(compose(Noting()), local_epochs=2)
+    reply = train(RoundContext(setup, broadcast_of(setup)), CLIENT, {})
     assert reply.row.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
     assert (reply.row.notes["full"], reply.row.notes["size"], reply.row.notes["loss.noting"]) == (
         2.0,
@@ -305,9 +312,9 @@ class Silent(Noting):
         return None if len(batch.labels) == 5 else 3.0 + 0.0 * batch.logits.sum()
 
 
-def test_notes_leave_the_training_as_it_is(make_site, digest):
+def test_notes_leave_the_training_as_it_is(make_setup, digest):
     one, other = (
-        trained(make_site(compose(part), local_epochs=2)) for part in (Noting(), Silent())
+        trained(make_setup(compose(part), local_epochs=2)) for part in (Noting(), Silent())
     )
     assert digest(one) == digest(other)
 
@@ -352,10 +359,10 @@ def test_terms_of_two_classes_with_one_name_are_kept_apart():
     assert names_of_terms([one(), Proximal()]) == {"supervise": "focal", "proximal": "proximal"}
 
 
-def test_the_teacher_stays_the_global_model_in_eval_mode(make_site):
-    site = make_site(compose(TeacherWatch(), NotTrueDistill()), norm=True)
-    broadcast = broadcast_of(site)
-    moved = trained(site, broadcast)
+def test_the_teacher_stays_the_global_model_in_eval_mode(make_setup):
+    setup = make_setup(compose(TeacherWatch(), NotTrueDistill()), norm=True)
+    broadcast = broadcast_of(setup)
+    moved = trained(setup, broadcast)
     assert all(not torch.equal(moved[name], w) for name, w in broadcast.weights.items())
 
 
@@ -371,18 +378,18 @@ FLIP, FEW = {"augment": Augment(flip=True)}, {"local_steps": 2}
     ids=repr,
 )  # fmt: skip
 def test_the_teacher_runs_once_per_batch_or_once_without_augmentation_and_only_when_asked(
-    method, setting, passes, make_site, monkeypatch
+    method, setting, passes, make_setup, monkeypatch
 ):
-    site, count = make_site(method, **setting), 0
-    forward = type(site.model.head).forward
+    setup, count = make_setup(method, **setting), 0
+    forward = type(setup.model.head).forward
 
     def counting(self, x):
         nonlocal count
         count += not self.weight.requires_grad
         return forward(self, x)
 
-    monkeypatch.setattr(type(site.model.head), "forward", counting)
-    trained(site)
+    monkeypatch.setattr(type(setup.model.head), "forward", counting)
+    trained(setup)
     assert count == passes
 
 
@@ -406,14 +413,14 @@ class OwnTeacher(Part):
 
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(crop=1)], ids=repr)
-def test_only_the_outputs_of_frozen_models_are_kept_for_later_batches(augment, make_site):
-    trained(make_site(compose(OwnTeacher()), norm=True, augment=augment))
+def test_only_the_outputs_of_frozen_models_are_kept_for_later_batches(augment, make_setup):
+    trained(make_setup(compose(OwnTeacher()), norm=True, augment=augment))
 
 
 # Precision.
 
 
-def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make_site):
+def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make_setup):
     @dataclass(frozen=True)
     class Watch(Part):
         def loss(self, batch, local):
@@ -427,7 +434,7 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
             return None
 
     full, half = (
-        make_site(compose(fedntd(), Watch()), precision=precision)
+        make_setup(compose(fedntd(), Watch()), precision=precision)
         for precision in ("float32", "bf16")
     )
     one, other = trained(full), trained(half)
@@ -440,7 +447,9 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
         torch.equal(w, again)
         for w, again in zip(other.values(), trained(half).values(), strict=True)
     )
-    losses = [evaluate(site, copy.deepcopy(site.model).eval(), 0, 30).loss for site in (full, half)]
+    losses = [
+        evaluate(setup, copy.deepcopy(setup.model).eval(), 0, 30).loss for setup in (full, half)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=0.01) and losses[0] != losses[1]
 
 
@@ -463,11 +472,11 @@ class WhatIsSet(Part):
         raise KeyError("seen")
 
 
-def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error(make_site):
+def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error(make_setup):
     # As every worker on a GPU begins.
     set_tf32(False)
     with pytest.raises(KeyError, match="seen"):
-        trained(make_site(compose(WhatIsSet()), precision="tf32"))
+        trained(make_setup(compose(WhatIsSet()), precision="tf32"))
     assert tf32_as_set() == ({"ieee"}, False, "highest")
 
 
@@ -491,7 +500,7 @@ def test_tf32_is_refused_where_a_device_has_none(monkeypatch, of_card):
 
 
 @pytest.mark.parametrize(("seed", "round", "client"), [(1, 1, 0), (0, 2, 0), (0, 1, 1)], ids=str)
-def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_site):
+def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_setup):
     """Two clients have the same image: only what Dropout and Cutout draw differs."""
     setting = {
         "counts": [[1, 0, 0, 0]] * 2,
@@ -499,7 +508,7 @@ def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_
         "augment": Augment(cutout=2),
         "lr_decay": 1.0,
     }
-    one, other = make_site(fedavg(), **setting), make_site(fedavg(), **setting, seed=seed)
+    one, other = make_setup(fedavg(), **setting), make_setup(fedavg(), **setting, seed=seed)
     same = one.federation.train.examples
     same[1] = same[0]
     other.federation.train.examples[:2] = same[:2]
@@ -508,20 +517,20 @@ def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_
     assert not torch.equal(a["head.weight"], b["head.weight"])
 
 
-def test_evaluations_add_up(make_site):
-    site = make_site(fedavg(), norm=True)
-    weights, model = state_of(site.model), copy.deepcopy(site.model).eval()
-    whole = evaluate(site, model, 0, 30)
-    first, *others = (evaluate(site, model, start, start + 7) for start in range(0, 30, 7))
+def test_evaluations_add_up(make_setup):
+    setup = make_setup(fedavg(), norm=True)
+    weights, model = state_of(setup.model), copy.deepcopy(setup.model).eval()
+    whole = evaluate(setup, model, 0, 30)
+    first, *others = (evaluate(setup, model, start, start + 7) for start in range(0, 30, 7))
     total = sum(others, first)
     assert total.confusion.tolist() == whole.confusion.tolist()
     assert total.loss == pytest.approx(whole.loss)
     assert (
         whole.confusion.sum(axis=1).tolist()
-        == np.bincount(site.federation.test.labels, minlength=4).tolist()
+        == np.bincount(setup.federation.test.labels, minlength=4).tolist()
     )
     assert all(
-        torch.equal(tensor, weights[name]) for name, tensor in site.model.state_dict().items()
+        torch.equal(tensor, weights[name]) for name, tensor in setup.model.state_dict().items()
     )
 
 
@@ -540,14 +549,14 @@ class Break(Part):
         return batch.logits.square().sum() * float("inf") if len(local) == 4 else None
 
 
-def test_a_single_infinite_loss_is_refused_with_client_round_batch_and_method(make_site):
-    site = make_site(compose(fedntd(), Break()))
+def test_a_single_infinite_loss_is_refused_with_client_round_batch_and_method(make_setup):
+    setup = make_setup(compose(fedntd(), Break()))
     said = (
         r"the loss became inf at client 1, round 3, batch 4 of 6, in break of the method fedntd "
         r".*Break; try a smaller"
     )
     with pytest.raises(Diverged, match=said):
-        trained(site, broadcast_of(site, 3))
+        trained(setup, broadcast_of(setup, 3))
 
 
 @pytest.mark.parametrize("batch_size", [5, 1, 12])
@@ -563,7 +572,7 @@ def test_a_batch_of_one_image_is_refused_where_batchnorm_could_not_learn_from_it
 
     def open_with(model, batch_size):
         monkeypatch.setattr(sites, "build_model", lambda name, options, **given: model)
-        open_site(Job("n", train=Training(clients_per_round=4, batch_size=batch_size)))
+        open_setup(Job("n", train=Training(clients_per_round=4, batch_size=batch_size)))
 
     message = rf"train.batch_size = {batch_size}: .* give another train.batch_size, or model"
     with pytest.raises(InputError, match=message):

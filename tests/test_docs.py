@@ -30,7 +30,7 @@ from rayfed.methods.registry import parameters
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.private import STEPS
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
@@ -371,14 +371,14 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     )
     # Else a teacher runs once per round.
     every_batch = Data(augment=Augment(flip=True))
-    site = Site(
+    setup = Setup(
         model,
         data,
         Job("cost", method=RECIPES[name](), data=every_batch, train=training),
         torch.device("cpu"),
     )
     history = [
-        (round, len(batches), len(runs), len(passes)) for round in rounds(site, ThisProcess(site))
+        (round, len(batches), len(runs), len(passes)) for round in rounds(setup, ThisProcess(setup))
     ]
     (_, *before), (last, *now) = history[-2:]
     steps, in_batches, in_round = (

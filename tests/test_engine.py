@@ -106,21 +106,23 @@ class Order(Part):
         return total, step
 
 
-def test_summands_are_added_within_tasks_and_then_over_tasks(make_site, play, monkeypatch):
-    site = make_site(compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1)
+def test_summands_are_added_within_tasks_and_then_over_tasks(make_setup, play, monkeypatch):
+    setup = make_setup(
+        compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1
+    )
     monkeypatch.setattr(
         "rayfed.rounds.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)]
     )
     x = [1e16, 1.0, -1e16, 3.0] * 2
     expected = (((x[0] + x[1]) + x[2]) + x[3] + (x[4] + x[5])) + (x[6] + x[7])
-    total = play(site)[-1].held["order"].state
+    total = play(setup)[-1].held["order"].state
     assert (total["clients"], total["x"].item()) == (8, expected)
 
 
 # A run.
 
 
-def test_the_cohort_depends_only_on_seed_and_round(make_site, play):
+def test_the_cohort_depends_only_on_seed_and_round(make_setup, play):
     for method, seed, setting in (
         (fedavg(), 0, {}),
         (moon(), 0, {"lr": 0.01, "norm": True}),
@@ -128,28 +130,28 @@ def test_the_cohort_depends_only_on_seed_and_round(make_site, play):
     ):
         clients = [
             [row.client for row in round.clients]
-            for round in play(make_site(method, seed=seed, **setting))
+            for round in play(make_setup(method, seed=seed, **setting))
         ]
         assert clients == [[], *(cohort(seed, round, 6, 4) for round in (1, 2, 3))]
 
 
-def test_a_round_can_be_played_with_given_clients(make_site, bits):
+def test_a_round_can_be_played_with_given_clients(make_setup, bits):
     # It surveys.
-    site = make_site(fedcsd())
-    first = start(site, ThisProcess(site))
-    usual = bits(play_round(site, first, ThisProcess(site)))
-    assert bits(play_round(site, first, ThisProcess(site), clients=cohort(0, 1, 6, 4))) == usual
-    given = play_round(site, first, ThisProcess(site), clients=[5, 1])
+    setup = make_setup(fedcsd())
+    first = start(setup, ThisProcess(setup))
+    usual = bits(play_round(setup, first, ThisProcess(setup)))
+    assert bits(play_round(setup, first, ThisProcess(setup), clients=cohort(0, 1, 6, 4))) == usual
+    given = play_round(setup, first, ThisProcess(setup), clients=[5, 1])
     assert [row.client for row in given.clients] == [5, 1]
     # Two clients instead of four.
     assert tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]
     assert bits(given)["weights"] != usual["weights"]
 
 
-def test_round_0_evaluates_the_initial_model(make_site, play):
-    site = make_site(fedavg(), norm=True)
-    expected = state_of(site.model)
-    first = play(site)[0]
+def test_round_0_evaluates_the_initial_model(make_setup, play):
+    setup = make_setup(fedavg(), norm=True)
+    expected = state_of(setup.model)
+    first = play(setup)[0]
     assert (first.round, first.clients, first.bytes_down, first.bytes_up, first.forgetting) == (
         0,
         (),
@@ -161,30 +163,30 @@ def test_round_0_evaluates_the_initial_model(make_site, play):
     assert np.isnan(first.peak).all()
 
 
-def test_rounds_continue_to_num_rounds_and_no_further(make_site, play, bits):
-    three = play(make_site(fedavg()))
+def test_rounds_continue_to_num_rounds_and_no_further(make_setup, play, bits):
+    three = play(make_setup(fedavg()))
     assert [round.round for round in three] == [0, 1, 2, 3]
-    site = make_site(fedavg(), num_rounds=4)
-    (fourth,) = rounds(site, ThisProcess(site), three[-1])
-    assert bits(fourth) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
-    assert [*rounds(make_site(fedavg()), None, fourth)] == []
+    setup = make_setup(fedavg(), num_rounds=4)
+    (fourth,) = rounds(setup, ThisProcess(setup), three[-1])
+    assert bits(fourth) == bits(play(make_setup(fedavg(), num_rounds=4))[-1])
+    assert [*rounds(make_setup(fedavg()), None, fourth)] == []
     # Nothing is played before it is asked for: without workers that would fail.
-    rounds(make_site(fedavg()), None)
+    rounds(make_setup(fedavg()), None)
 
 
-def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
-    site = make_site(fedntd(), norm=True)
-    test, run = site.federation.test, play(make_site(fedntd(), norm=True))
+def test_a_round_is_evaluated_with_its_own_weights(make_setup, play):
+    setup = make_setup(fedntd(), norm=True)
+    test, run = setup.federation.test, play(make_setup(fedntd(), norm=True))
     for round in run:
-        site.model.load_state_dict(round.weights)
-        std = torch.tensor(site.federation.std).view(1, -1, 1, 1)
-        mean = torch.tensor(site.federation.mean).view(1, -1, 1, 1)
+        setup.model.load_state_dict(round.weights)
+        std = torch.tensor(setup.federation.std).view(1, -1, 1, 1)
+        mean = torch.tensor(setup.federation.mean).view(1, -1, 1, 1)
         images, labels = (
             (torch.from_numpy(test.examples).float() / 255 - mean) / std,
             torch.from_numpy(test.labels),
         )
         with torch.no_grad():
-            logits = site.model.eval()(images)
+            logits = setup.model.eval()(images)
         assert round.test_accuracy == pytest.approx(
             (logits.argmax(1) == labels).float().mean().item()
         )
@@ -203,9 +205,9 @@ def figures(round):
     return [round.test_accuracy, round.test_loss, round.class_accuracy, round.forgetting]
 
 
-def test_rounds_without_evaluation_train_the_same_bits(make_site, play, bits):
+def test_rounds_without_evaluation_train_the_same_bits(make_setup, play, bits):
     often, seldom = (
-        play(make_site(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3)
+        play(make_setup(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3)
     )
     measured = {"evaluation", "calibration_error", "forgetting", "peak"}
     for one, other in zip(often, seldom, strict=True):
@@ -219,12 +221,12 @@ def test_rounds_without_evaluation_train_the_same_bits(make_site, play, bits):
         else:
             assert figures(other) == [None] * 4
     assert [
-        round.round for round in play(make_site(fedavg(), eval_every=10**18)) if round.evaluation
+        round.round for round in play(make_setup(fedavg(), eval_every=10**18)) if round.evaluation
     ] == [0, 3]
 
 
-def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
-    run = play(make_site(fedntd(), num_rounds=8, eval_every=3))
+def test_forgetting_looks_back_at_every_kth_round_only(make_setup, play):
+    run = play(make_setup(fedntd(), num_rounds=8, eval_every=3))
     history = [run[number].class_accuracy for number in (3, 6)]
     np.testing.assert_array_equal(run[8].peak, np.max(history, axis=0))
     assert [run[number].forgetting for number in range(6)] == [None] * 6, "nothing to forget yet"
@@ -234,12 +236,12 @@ def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
 
 
 def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(
-    make_site, play, bits, monkeypatch
+    make_setup, play, bits, monkeypatch
 ):
     """Even where the model was perfect at the old end, which would be a peak of every class."""
-    undisturbed = play(make_site(scaffold(), num_rounds=8, eval_every=3))
-    site = make_site(scaffold(), num_rounds=4, eval_every=3)
-    short = rounds(site, ThisProcess(site))
+    undisturbed = play(make_setup(scaffold(), num_rounds=8, eval_every=3))
+    setup = make_setup(scaffold(), num_rounds=4, eval_every=3)
+    short = rounds(setup, ThisProcess(setup))
     before = [next(short) for _ in range(4)]
     assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
     with monkeypatch.context() as patch:
@@ -254,29 +256,29 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(
         )
         (end,) = short
     assert (end.round, end.test_accuracy) == (4, 1.0)
-    site = make_site(scaffold(), num_rounds=8, eval_every=3)
-    later = [*rounds(site, ThisProcess(site), end)]
+    setup = make_setup(scaffold(), num_rounds=8, eval_every=3)
+    later = [*rounds(setup, ThisProcess(setup), end)]
     assert [round.round for round in later if round.evaluation] == [6, 8]
     assert [bits(round) for round in later] == [bits(round) for round in undisturbed[5:]]
 
 
-def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
+def test_a_round_that_becomes_the_last_is_evaluated_then(make_setup, play, bits):
     long, short = (
-        play(make_site(scaffold(), num_rounds=number, eval_every=3)) for number in (7, 5)
+        play(make_setup(scaffold(), num_rounds=number, eval_every=3)) for number in (7, 5)
     )
     assert long[5].evaluation is None
     for num_rounds in (5, 4):
-        site = make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
-        (again,) = rounds(site, ThisProcess(site), long[5])
+        setup = make_setup(scaffold(), num_rounds=num_rounds, eval_every=3)
+        (again,) = rounds(setup, ThisProcess(setup), long[5])
         assert bits(again) == bits(short[5])
-        assert [*rounds(site, ThisProcess(site), again)] == []
+        assert [*rounds(setup, ThisProcess(setup), again)] == []
 
 
 class Told(ThisProcess):
     """Notes what it is asked for, and when its answers are waited for."""
 
-    def __init__(self, site):
-        super().__init__(site)
+    def __init__(self, setup):
+        super().__init__(setup)
         self.told = []
 
     def map(self, work, items, shared):
@@ -309,11 +311,11 @@ IN_TURN = (
     ("method", "order"), [(fedavg(), OVERLAP), (compose(fedavg(), Surveys()), IN_TURN)], ids=repr
 )
 def test_a_round_begins_before_the_one_before_it_is_evaluated_unless_it_surveys(
-    make_site, method, order
+    make_setup, method, order
 ):
-    site = make_site(method, num_rounds=1, clients_per_round=1)
-    workers = Told(site)
-    for round in rounds(site, workers):
+    setup = make_setup(method, num_rounds=1, clients_per_round=1)
+    workers = Told(setup)
+    for round in rounds(setup, workers):
         workers.told.append(("finished", round.round))
     assert ", ".join(f"{event} {number}" for event, number in workers.told) == order
 
@@ -328,15 +330,15 @@ class FailsToTell(Part):
         return state, None
 
 
-def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(make_site):
-    site = make_site(compose(fedavg(), FailsToTell(2)), num_rounds=3)
-    playing = rounds(site, ThisProcess(site))
+def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(make_setup):
+    setup = make_setup(compose(fedavg(), FailsToTell(2)), num_rounds=3)
+    playing = rounds(setup, ThisProcess(setup))
     assert [next(playing).round for _ in range(2)] == [0, 1]
     with pytest.raises(RuntimeError, match="nothing to tell"):
         next(playing)
     # A run that ends with round 1 never needs round 2.
     last = []
-    for round in rounds(site, ThisProcess(site), is_over=lambda: last[-1] == 1):
+    for round in rounds(setup, ThisProcess(setup), is_over=lambda: last[-1] == 1):
         last.append(round.round)
     assert last == [0, 1]
 
@@ -347,22 +349,22 @@ def test_the_pieces_of_an_evaluation_cover_the_test_set_once_and_in_order(num_te
     assert [image for piece in pieces_of(num_test) for image in range(*piece)] == [*range(num_test)]
 
 
-def test_bytes_are_counted_for_each_client(make_site, play):
-    size = sum(tensor.nbytes for tensor in state_of(make_site(fedavg(), norm=True).model).values())
+def test_bytes_are_counted_for_each_client(make_setup, play):
+    size = sum(tensor.nbytes for tensor in state_of(make_setup(fedavg(), norm=True).model).values())
     for method in (fedavg(), fedntd()):
-        for round in play(make_site(method, norm=True))[1:]:
+        for round in play(make_setup(method, norm=True))[1:]:
             assert (round.bytes_down, round.bytes_up) == (4 * size, 4 * size)
     # Down: teacher and prototypes; up: their sums and counts.
-    for round in play(make_site(fedcsd(), norm=True))[1:]:
+    for round in play(make_setup(fedcsd(), norm=True))[1:]:
         assert round.bytes_down >= 4 * (2 * size + 4 * 4 * 4)
         assert round.bytes_up == 4 * (size + 4 * 4 * 8 + 4 * 8)
 
 
-def test_each_clients_row_has_its_images_loss_time_and_node(make_site, play):
-    site = make_site(fedavg())
-    for round in play(make_site(fedavg()))[1:]:
+def test_each_clients_row_has_its_images_loss_time_and_node(make_setup, play):
+    setup = make_setup(fedavg())
+    for round in play(make_setup(fedavg()))[1:]:
         for row in round.clients:
-            assert row.num_examples == site.federation.num_examples(row.client)
+            assert row.num_examples == setup.federation.num_examples(row.client)
             assert row.train_loss > 0
             assert row.seconds >= 0
             assert row.node
@@ -386,8 +388,8 @@ class Diary(Part):
         return [*(state or []), (total["clients"], total["past"])], step
 
 
-def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
-    run = play(make_site(compose(Diary()), num_rounds=5, clients_per_round=3))
+def test_memory_is_kept_for_each_client_while_others_train(make_setup, play):
+    run = play(make_setup(compose(Diary()), num_rounds=5, clients_per_round=3))
     cohorts = [cohort(0, round, 6, 3) for round in range(1, 6)]
     for round in run:
         seen = {
@@ -406,9 +408,9 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
     assert sum(past) > 0
 
 
-def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_site, play):
+def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_setup, play):
     def kept(method):
-        run = play(make_site(method, num_rounds=4, clients_per_round=6))
+        run = play(make_setup(method, num_rounds=4, clients_per_round=6))
         return [
             1 in round.memories and unpack(round.memories[1])["slots"]["diary"]["rounds"]
             for round in run[1:]
@@ -462,15 +464,15 @@ class Spoiler(Part):
 @pytest.mark.parametrize("value", SPOILT)
 @pytest.mark.parametrize(("hook", "stage"), [("report", "round 2"), ("survey", "round 2 (survey)")])
 def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(
-    hook, stage, value, make_site, play
+    hook, stage, value, make_setup, play
 ):
-    site = make_site(compose(Spoiler(hook, 5, value)))
+    setup = make_setup(compose(Spoiler(hook, 5, value)))
     order = sorted(
-        cohort(0, 2, 6, 4), key=lambda client: (-site.federation.num_examples(client), client)
+        cohort(0, 2, 6, 4), key=lambda client: (-setup.federation.num_examples(client), client)
     )
     assert order == [0, 3, 5, 2], "of 12, 8, 7 and 1 images"
     with pytest.raises(RunFailed) as refused:
-        play(site)
+        play(setup)
     assert str(refused.value).endswith("; nothing was averaged")
     # Of two summands that differ, either may be wrong.
     if value == "nothing":
@@ -596,10 +598,10 @@ class Odd(Part):
 
 
 @pytest.mark.parametrize("case", range(len(ODD)))
-def test_what_a_hook_gives_is_checked(case, make_site, play):
+def test_what_a_hook_gives_is_checked(case, make_setup, play):
     said = ODD[case][2]
     with pytest.raises(RunFailed) as refused:
-        play(make_site(compose(Odd(case))))
+        play(make_setup(compose(Odd(case))))
     assert said in str(refused.value) and "Traceback" not in str(refused.value)
     # The advice after a broken contract is to mend the code. A NaN may have another reason.
     is_broken = isinstance(refused.value, BrokenContract)
@@ -623,14 +625,14 @@ class InPlace(Part):
         return state, step
 
 
-def test_a_round_stays_as_it_was_when_a_hook_writes_to_its_state(make_site, bits):
-    site = make_site(compose(InPlace()))
-    first = start(site, ThisProcess(site))
-    second = play_round(site, first, ThisProcess(site))
+def test_a_round_stays_as_it_was_when_a_hook_writes_to_its_state(make_setup, bits):
+    setup = make_setup(compose(InPlace()))
+    first = start(setup, ThisProcess(setup))
+    second = play_round(setup, first, ThisProcess(setup))
     before = bits(first), bits(second)
     # As after a stop.
     for _ in range(2):
-        third = play_round(site, second, ThisProcess(site))
+        third = play_round(setup, second, ThisProcess(setup))
         assert (bits(first), bits(second)) == before
         assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (
             6,
@@ -651,18 +653,18 @@ class Quitting(Part):
         return sys.exit(0) if self.hook == "begin" and client.id == 2 else None
 
 
-def test_a_hook_that_ends_python_is_an_error(make_site, play):
+def test_a_hook_that_ends_python_is_an_error(make_setup, play):
     with pytest.raises(RuntimeError, match="a hook has ended Python"):
-        play(make_site(compose(Quitting("tell"))))
+        play(make_setup(compose(Quitting("tell"))))
     with pytest.raises(
         ClientFailed, match=r"(?s)^client 2, round \d failed:.*a hook has ended Python"
     ) as failed:
-        play(make_site(compose(Quitting("begin"))))
+        play(make_setup(compose(Quitting("begin"))))
     assert failed.value.client == 2
 
 
-def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_site, bits):
-    wild = make_site(fedavg(), lr=1e30)
+def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_setup, bits):
+    wild = make_setup(fedavg(), lr=1e30)
     first = start(wild, ThisProcess(wild))
     before = bits(first)
     with pytest.raises(Diverged, match=r"client \d, round 1, batch 2") as caught:

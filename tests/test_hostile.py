@@ -33,7 +33,7 @@ from rayfed.folder.log import logging_to_file
 from rayfed.job import read_job
 from rayfed.methods import compose
 from rayfed.models.registry import build_model
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 
 PACKAGE = Path(rayfed.__file__).parent
 # Bytes of address space for a process that reads a bomb.
@@ -395,7 +395,7 @@ def test_a_job_with_large_but_valid_numbers_is_opened():
         "train.local_epochs": 10**18,
         "seed": 10**100,
     }
-    training = open_site(read_job({"name": "n"}, many)).job.train
+    training = open_setup(read_job({"name": "n"}, many)).job.train
     assert training.num_rounds == 10**18
     assert np.isfinite(training.lr_at(10**18))
 

@@ -33,7 +33,7 @@ from rayfed.job import (
 from rayfed.methods import Part, Proximal, compose, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
-from rayfed.rounds.site import open_data
+from rayfed.rounds.setup import open_data
 from rayfed.screen.options import read_override
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayfed.job import read_job
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs/quickstart.toml"
 
@@ -61,7 +61,7 @@ def test_fedssd_trains_another_model_than_fedavg(play):
             "train.eval_every": 4,
             "data.auxiliary_per_class": 64,
         }
-        weights = play(open_site(read_job(QUICKSTART, {"method": method, **few})))[-1].weights
+        weights = play(open_setup(read_job(QUICKSTART, {"method": method, **few})))[-1].weights
         return torch.cat([weight.double().flatten() for weight in weights.values()])
 
     ours, theirs = trained("fedssd"), trained("fedavg")

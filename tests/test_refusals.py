@@ -30,7 +30,7 @@ from rayfed import read_job
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.job import read_toml
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 
 ROOT = Path(__file__).parents[1]
 TABLES = sorted((Path(__file__).parent / "refusals").glob("*.toml"))
@@ -41,9 +41,9 @@ def name_of(pair):
     return f"{pair[0]}: {pair[1].get('command') or pair[1]['job']}"
 
 
-def opened(overrides, site):
+def opened(overrides, setup):
     job = read_job(read_toml(ROOT / "jobs/quickstart.toml"), overrides)
-    return open_site(job) if site else job
+    return open_setup(job) if setup else job
 
 
 @pytest.mark.parametrize("pair", ROWS, ids=name_of)

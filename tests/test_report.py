@@ -45,7 +45,7 @@ from rayfed.report.compared import class_losses
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.read import ClassLoss, forgotten, grouped, read_run
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.rounds.site import Site, open_data
+from rayfed.rounds.setup import Setup, open_data
 from rayfed.runtime.this_process import ThisProcess
 
 HOSTILE = (
@@ -128,8 +128,8 @@ def keeper(tmp_path):
         )
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
         federation = federate(Dataset(samples, samples), job.data.partition)
-        site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
-        return Keeper(site, ThisProcess(site))
+        setup = Setup(nn.Linear(1, 1), federation, job, torch.device("cpu"))
+        return Keeper(setup, ThisProcess(setup))
 
     return make
 

@@ -29,11 +29,11 @@ from rayfed.data.partition import PARTITIONS, Iid, Partition
 from rayfed.data.samples import hold_out
 from rayfed.job import Job
 from rayfed.methods import Part, compose, fedavg, switch
-from rayfed.rounds import site as sites
+from rayfed.rounds import setup as sites
 from rayfed.rounds.client_work import evaluate, sample
 from rayfed.rounds.engine import cohort_of, rounds
 from rayfed.rounds.own import Tuning, own_rows
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess
 
 SEEDS, ROUNDS, CLIENTS = (0, 1, 2), (1, 2), (0, 1, 2, 3)
@@ -86,7 +86,7 @@ CALLS = {
 }
 # Where each purpose is used: the file, and how often.
 USES = {
-    ("rounds/site.py", "MODEL"): 2,
+    ("rounds/setup.py", "MODEL"): 2,
     ("base/seeds.py", "COHORT"): 1,
     ("rounds/client_work.py", "BATCHES"): 1,
     ("rounds/engine.py", "UPDATE"): 1,
@@ -102,7 +102,7 @@ USES = {
     ("rounds/own.py", "TUNE"): 2,
     ("rounds/client_work.py", "EVALUATION"): 2,
     ("rounds/own.py", "EVALUATION"): 1,
-    ("rounds/site.py", "OPEN"): 1,
+    ("rounds/setup.py", "OPEN"): 1,
 }
 SEEDING = {"default_rng", "manual_seed", "manual_seed_all", "seed", "RandomState", "Random"}
 # Of the module `random`.
@@ -241,25 +241,25 @@ def of_rounds(federation, seed):
     method = switch(compose(fedavg(), Draws()), compose(fedavg(), Second()), at=2)
     training = Training(num_rounds=2, clients_per_round=4, local_epochs=2, batch_size=5)
     job = Job("tiny", seed, method, train=training)
-    site = Site(Watched(), federation, job, torch.device("cpu"))
-    workers = ThisProcess(site)
-    for round in rounds(site, workers):
-        tuned = own_rows(site, round, workers, Tuning(epochs=2)) if round.round else ()
+    setup = Setup(Watched(), federation, job, torch.device("cpu"))
+    workers = ThisProcess(setup)
+    for round in rounds(setup, workers):
+        tuned = own_rows(setup, round, workers, Tuning(epochs=2)) if round.round else ()
         STEPS.clear()
         for row in tuned:
             keep_steps(("order in tuning", "model in tuning"), round.round, row.client)
             STEPS.clear()
 
 
-def of_the_site(federation, seed, monkeypatch):
+def of_the_setup(federation, seed, monkeypatch):
     """Which test images are measured; and the seeds of the model's weights, and of those that are
     added to it.
     """
     job = Job("tiny", seed, fedavg(), measure_images=10)
-    site = Site(Watched(), federation, job, torch.device("cpu"))
-    DRAWN["measured images", None, None] = [tuple(sample(site).tolist())]
+    setup = Setup(Watched(), federation, job, torch.device("cpu"))
+    DRAWN["measured images", None, None] = [tuple(sample(setup).tolist())]
     EVALUATED.clear()
-    evaluate(site, Watched().eval(), 0, 30)
+    evaluate(setup, Watched().eval(), 0, 30)
     DRAWN["model in evaluation", None, None] = list(EVALUATED)
     seeds = {}
 
@@ -273,7 +273,7 @@ def of_the_site(federation, seed, monkeypatch):
         patch.setattr(
             sites, "adapt", lambda model, settings, seed: seeds.update({"added weights": seed})
         )
-        sites.open_site(replace(job, train=Training(clients_per_round=4)))
+        sites.open_setup(replace(job, train=Training(clients_per_round=4)))
     for place, drawn in seeds.items():
         DRAWN[place, None, None] = [drawn]
 
@@ -284,20 +284,20 @@ def of_many(population, seed):
     def half(clients):
         return np.isin(np.arange(MANY), clients)
 
-    def site(chosen, **settings):
+    def setup(chosen, **settings):
         training, settings = Training(clients_per_round=chosen), Participation(**settings)
         job = Job("tiny", seed, fedavg(), train=training, clients=settings)
-        return Site(Watched(), population, job, torch.device("cpu"))
+        return Setup(Watched(), population, job, torch.device("cpu"))
 
     for round in ROUNDS:
         of_round = {
-            "cohort": cohort_of(site(MANY // 2), round).chosen,
-            "available": cohort_of(site(MANY, available=0.5), round).chosen,
-            "dropped": cohort_of(site(MANY, dropout=0.5), round).dropped,
+            "cohort": cohort_of(setup(MANY // 2), round).chosen,
+            "available": cohort_of(setup(MANY, available=0.5), round).chosen,
+            "dropped": cohort_of(setup(MANY, dropout=0.5), round).dropped,
         }
         for place, clients in of_round.items():
             DRAWN[place, round, None] = half(clients)
-    DRAWN["held out", None, None] = half(site(1, held_out=MANY // 2).held_out)
+    DRAWN["held out", None, None] = half(setup(1, held_out=MANY // 2).held_out)
     medians = {"seconds_per_example": 1.0, "bytes_per_second": 1.0}
     settings = Participation(**medians, spread=1.0)
     drawn = speeds(settings, seed, np.arange(MANY), MANY, {})
@@ -316,7 +316,7 @@ def draws_of(make_federation):
         torch.manual_seed(seed + 100)
         of_rounds(alike(make_federation), seed)
         with pytest.MonkeyPatch.context() as patch:
-            of_the_site(alike(make_federation), seed, patch)
+            of_the_setup(alike(make_federation), seed, patch)
         of_many(population, seed)
         return dict(DRAWN)
 

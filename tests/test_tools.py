@@ -162,7 +162,7 @@ def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_wit
     def counts(method, model="cnn"):
         changed = {**counting.WORKLOAD, "model.name": model, "method": method}
         step, waits, _, of_client = counting.per_step(
-            counting.open_site(rayfed.read_job(QUICKSTART, changed))
+            counting.open_setup(rayfed.read_job(QUICKSTART, changed))
         )
         return step.total(), waits.total(), of_client
 

@@ -56,7 +56,7 @@ from rayfed.job import Job
 from rayfed.losses import not_true_distill
 from rayfed.methods.distill import NotTrueDistill
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 
 # Rounds before the turns: the first has a column of its own, and in the second the memory is
 # watched.
@@ -155,8 +155,8 @@ def in_process(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
 def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
     """What one would write first: one process, all threads, client after client."""
     job = rayfed.read_job(table)
-    site, device = open_site(job), device_of(job)
-    data, model = site.federation, site.model.to(memory_format=torch.contiguous_format).to(device)
+    setup, device = open_setup(job), device_of(job)
+    data, model = setup.federation, setup.model.to(memory_format=torch.contiguous_format).to(device)
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in tensors(data))
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number in range(job.train.num_rounds + 1):
@@ -207,20 +207,20 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
     job = rayfed.read_job(table)
     # Before the fork: each process of the pool computes with one thread.
     torch.set_num_threads(1)
-    site = open_site(job)
-    data, pool, fork = site.federation, [], multiprocessing.get_context("fork")
-    size = sum(parameter.numel() for parameter in site.model.parameters())
+    setup = open_setup(job)
+    data, pool, fork = setup.federation, [], multiprocessing.get_context("fork")
+    size = sum(parameter.numel() for parameter in setup.model.parameters())
     weights, sums = shared(torch.float32, size), shared(torch.float64, processes, size)
     # channels_last is faster on CPUs, slower on GPUs in float32.
     layout = device_of(job).type == "cpu"
-    weights.copy_(Flat(site.model, channels_last=layout).values)
+    weights.copy_(Flat(setup.model, channels_last=layout).values)
     # The next client of the round, or the next test images.
     turn = fork.Value("q", 0)
     # Normalised once; the processes read these pages in place.
     held = tensors(data)
     for total in sums:
         link, theirs = fork.Pipe()
-        start = (theirs, job, site.model, data, held, weights, total, turn, how)
+        start = (theirs, job, setup.model, data, held, weights, total, turn, how)
         fork.Process(target=tuned_process, args=start).start()
         pool.append(link)
 

@@ -30,7 +30,7 @@ from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 from rayfed.models.convnets import MaxPool
 from rayfed.rounds import engine
-from rayfed.rounds.site import Site, open_site
+from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.this_process import ThisProcess
 
 # Of the larger round; the smaller ones have one less.
@@ -90,28 +90,28 @@ def _is_mask(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_is_mask(each) for each in value)
 
 
-def counted(site: Site, clients: int, steps: int) -> Counted:
+def counted(setup: Setup, clients: int, steps: int) -> Counted:
     """What the third round of a job does, with so many clients and steps; the same clients have
     trained before.
     """
-    job = replace(site.job, train=replace(site.job.train, local_steps=steps))
-    site, counts = replace(site, job=job), Counted()
-    workers = ThisProcess(site)
-    last = engine.start(site, workers)
+    job = replace(setup.job, train=replace(setup.job.train, local_steps=steps))
+    setup, counts = replace(setup, job=job), Counted()
+    workers = ThisProcess(setup)
+    last = engine.start(setup, workers)
     for _ in range(2):
-        last = engine.play(site, last, workers, [*range(CLIENTS)])
+        last = engine.play(setup, last, workers, [*range(CLIENTS)])
     # As on a GPU
     with counts, patch.object(MaxPool, "forward", torch.nn.MaxPool2d.forward):
-        engine.play(site, last, workers, [*range(clients)])
+        engine.play(setup, last, workers, [*range(clients)])
     return counts
 
 
-def per_step(site: Site) -> tuple[Counter[str], Counter[str], int, int]:
+def per_step(setup: Setup) -> tuple[Counter[str], Counter[str], int, int]:
     """Operations and waits per step, and the numbers of both per client beside its steps."""
     # As GPUs get it.
-    site.model.to(memory_format=torch.contiguous_format)
-    more, less = counted(site, CLIENTS, STEPS), counted(site, CLIENTS, STEPS - 1)
-    fewer = counted(site, CLIENTS - 1, STEPS)
+    setup.model.to(memory_format=torch.contiguous_format)
+    more, less = counted(setup, CLIENTS, STEPS), counted(setup, CLIENTS, STEPS - 1)
+    fewer = counted(setup, CLIENTS - 1, STEPS)
     step, waits = (
         _over(a, b, CLIENTS)
         for a, b in ((more.operations, less.operations), (more.waits, less.waits))
@@ -153,8 +153,8 @@ def main() -> None:
                     cells += ["-"] * 4
                     continue
                 changed = {**WORKLOAD, "model.name": model, "method": method, "output.path": runs}
-                site = open_site(rayfed.read_job("jobs/quickstart.toml", changed))
-                step, waits, client, waits_of_client = per_step(site)
+                setup = open_setup(rayfed.read_job("jobs/quickstart.toml", changed))
+                step, waits, client, waits_of_client = per_step(setup)
                 cells += [step.total(), waits.total(), client, waits_of_client]
                 if options.names:
                     print(f"{method}, {model}:", *step.most_common(12), "waits:", *waits.items())

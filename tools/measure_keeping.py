@@ -33,14 +33,14 @@ from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.losses.metrics import Evaluation
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack
 
 CLASSES = 10
 
 
-def open_site(output: str, clients: int = 10) -> Site:
+def open_setup(output: str, clients: int = 10) -> Setup:
     names = tuple(map(str, range(CLASSES)))
     samples = Samples(np.zeros((clients, 1, 4, 4), np.uint8), np.arange(clients) % CLASSES, names)
     job = {
@@ -49,7 +49,7 @@ def open_site(output: str, clients: int = 10) -> Site:
         "ray": {"mode": "off"},
     }
     federation = federate(Dataset(samples, samples), Iid(num_clients=clients))
-    return Site(nn.Linear(1, 1), federation, make_job(job), torch.device("cpu"))
+    return Setup(nn.Linear(1, 1), federation, make_job(job), torch.device("cpu"))
 
 
 def a_round(number: int, clients: range, memories: Mapping[int, Any]) -> Round:
@@ -90,8 +90,8 @@ def timed(what: str) -> Iterator[None]:
     )
 
 
-def measure_rounds(site: Site, rounds: int) -> None:
-    with timed(f"keeping {rounds} rounds"), Keeper(site, ThisProcess(site)) as keeper:
+def measure_rounds(setup: Setup, rounds: int) -> None:
+    with timed(f"keeping {rounds} rounds"), Keeper(setup, ThisProcess(setup)) as keeper:
         for number in range(rounds + 1):
             keeper.round(a_round(number, range(10) if number else range(0), {}))
     for name in RESULTS:
@@ -99,14 +99,14 @@ def measure_rounds(site: Site, rounds: int) -> None:
             read_table(keeper.path, name)
         print(f"{'':32} {len(list((keeper.path / f'{name}.parquet').iterdir())):8} files")
     with timed("newest checkpoint"):
-        saved = newest(checkpoints_of(site.job))
-    with timed("resuming"), Keeper(site, ThisProcess(site), saved):
+        saved = newest(checkpoints_of(setup.job))
+    with timed("resuming"), Keeper(setup, ThisProcess(setup), saved):
         pass
 
 
-def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
+def measure_memories(setup: Setup, clients: int, kilobytes: int) -> None:
     kept = {client: memory(client, 1, kilobytes) for client in range(clients)}
-    with Keeper(site, ThisProcess(site)) as keeper:
+    with Keeper(setup, ThisProcess(setup)) as keeper:
         with timed(f"all {clients} memories"):
             keeper.round(a_round(1, range(clients), kept))
         changed = range(0, clients, 10)
@@ -120,10 +120,10 @@ def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
     held = sum(file.stat().st_size for file in (keeper.path / "checkpoints").iterdir())
     print(f"{'':32} {held / 2**20:8.0f} MiB")
     with timed("newest checkpoint"):
-        saved = newest(checkpoints_of(site.job))
+        saved = newest(checkpoints_of(setup.job))
     assert saved is not None
     with timed("restoring it"):
-        assert len(saved.restore(site, ThisProcess(site)).memories) == clients
+        assert len(saved.restore(setup, ThisProcess(setup)).memories) == clients
 
 
 if __name__ == "__main__":
@@ -131,9 +131,9 @@ if __name__ == "__main__":
     folder = Path(tempfile.mkdtemp(prefix="keeping-", dir="."))
     try:
         if what == "rounds":
-            measure_rounds(open_site(str(folder)), *(numbers or [5000]))
+            measure_rounds(open_setup(str(folder)), *(numbers or [5000]))
         else:
             clients, kilobytes = numbers or [20_000, 200]
-            measure_memories(open_site(str(folder), clients), clients, kilobytes)
+            measure_memories(open_setup(str(folder), clients), clients, kilobytes)
     finally:
         shutil.rmtree(folder)

@@ -135,7 +135,7 @@ def data(job: str | None, overrides: Overrides) -> None:
     from rayfed.data.federation import federate
     from rayfed.data.partition import Iid
     from rayfed.data.sources import load
-    from rayfed.rounds.site import open_data
+    from rayfed.rounds.setup import open_data
     from rayfed.screen.display import clients_text, images_text, partition_text
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
@@ -197,7 +197,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     from rayfed.papers import partition as drawn
     from rayfed.papers.panels import save
     from rayfed.papers.style import PICTURES
-    from rayfed.rounds.site import open_data
+    from rayfed.rounds.setup import open_data
     from rayfed.screen.display import clients_text
 
     read = read_base(job, overrides)

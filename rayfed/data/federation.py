@@ -146,7 +146,7 @@ def open_federation(
     The server keeps `auxiliary_per_class` images of each class, or more where the data asks for
     more. `read` reads the source, where `load` is not to read it again.
     """
-    # Brings pyarrow and Pillow, which actors that are sent a site never need.
+    # Brings pyarrow and Pillow, which actors that are sent a setup never need.
     from rayfed.data.sources import (
         load,
     )

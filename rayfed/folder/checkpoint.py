@@ -39,7 +39,7 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Kind, Memory, Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import Weights, other_names, state_of
 from rayfed.tensors.wire import unpack
@@ -105,12 +105,12 @@ class Checkpoint:
             return False
         return self.round < job.train.num_rounds or not self.manifest["evaluated"]
 
-    def restore(self, site: Site, executor: Executor) -> Round:
-        """Build the round as it was. Raises `InputError` if it does not fit the site."""
+    def restore(self, setup: Setup, executor: Executor) -> Round:
+        """Build the round as it was. Raises `InputError` if it does not fit the setup."""
         content = self._read(f"{stem(self.round)}.state.safetensors")
         state: dict[str, Any] = unpack(tree_from_bytes(content))
         # Round 0 is before the first part is in force.
-        parts = parts_at(site.job.method, self.round) if self.round else ()
+        parts = parts_at(setup.job.method, self.round) if self.round else ()
         by_slot = {part.slot: part for part in parts}
         held = {}
         for slot, kept in state["held"].items():
@@ -124,7 +124,7 @@ class Checkpoint:
             )
         return Round(
             round=self.round,
-            weights=self.weights(site),
+            weights=self.weights(setup),
             held=held,
             memories=self.remember_memories(executor),
             evaluation=evaluation,
@@ -133,12 +133,12 @@ class Checkpoint:
             shown=state["shown"],
         )
 
-    def weights(self, site: Site) -> Weights:
-        """Read the global weights. Raises `InputError` if they are not of the site's model."""
-        order = state_of(site.model)
+    def weights(self, setup: Setup) -> Weights:
+        """Read the global weights. Raises `InputError` if they are not of the setup's model."""
+        order = state_of(setup.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
         # The file has a tensor that is shared under each of its names, the model under the first.
-        for name in other_names(site.model):
+        for name in other_names(setup.model):
             weights.pop(name, None)
         difference = first_difference(weights, order)
         if difference is not None:
@@ -180,14 +180,14 @@ class Checkpoint:
                 faults.append(error)
         return faults
 
-    def refuse_another(self, site: Site) -> None:
+    def refuse_another(self, setup: Setup) -> None:
         """Raise `InputError` with the differences if this is of another job, or of other data."""
-        differing = other_lineage(lineage_of(self.manifest["job"]), site.job.lineage())
-        if not differing and self.manifest["data"] != site.federation.hash():
-            differing = [self._other_data(site)]
-        if not differing and site.trace and self.manifest.get("trace") != site.trace.hash():
+        differing = other_lineage(lineage_of(self.manifest["job"]), setup.job.lineage())
+        if not differing and self.manifest["data"] != setup.federation.hash():
+            differing = [self._other_data(setup)]
+        if not differing and setup.trace and self.manifest.get("trace") != setup.trace.hash():
             differing = ["the trace of the clients has changed since"]
-        if not differing and self.manifest["model"] != hash_of_model(site):
+        if not differing and self.manifest["model"] != hash_of_model(setup):
             differing = [
                 "the file of the model's weights, or what is frozen in the model, has changed since"
             ]
@@ -197,10 +197,10 @@ class Checkpoint:
                 f"belongs to another job: {'; '.join(differing)}"
             )
 
-    def _other_data(self, site: Site) -> str:
-        """Say what the site's data have that this checkpoint's had not."""
-        lines = differences(self.manifest["contents"], site.federation.contents())
-        before, now = flat(self.manifest["job"]), flat(site.job.table())
+    def _other_data(self, setup: Setup) -> str:
+        """Say what the setup's data have that this checkpoint's had not."""
+        lines = differences(self.manifest["contents"], setup.federation.contents())
+        before, now = flat(self.manifest["job"]), flat(setup.job.table())
         for key in ("data.source", "data.test", "data.root"):
             if before.get(key, "") != now[key]:
                 lines.append(f"{key} is '{before.get(key, '')}' there, '{now[key]}' here")

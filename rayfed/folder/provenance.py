@@ -26,7 +26,7 @@ from rayfed.job import Job
 from rayfed.methods.part import all_parts
 from rayfed.methods.registry import describe
 from rayfed.rounds.executor import Executor
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.weights import bits, frozen
 
 COMMIT = "RAYFED_COMMIT"
@@ -35,27 +35,27 @@ COMPUTE = (*ALWAYS, "torchvision", "timm", "peft")
 PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow")
 
 
-def environment(site: Site, executor: Executor) -> dict[str, Any]:
+def environment(setup: Setup, executor: Executor) -> dict[str, Any]:
     """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job,
     data, model, ...
     """
     return {
-        "method": describe(site.job.method),
+        "method": describe(setup.job.method),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": commit(),
-        "job": site.job.hash(),
-        "data": site.federation.hash(),
-        "contents": site.federation.contents(),
-        "partition": site.federation.dealt.hash(),
-        **({"trace": site.trace.hash()} if site.trace else {}),
+        "job": setup.job.hash(),
+        "data": setup.federation.hash(),
+        "contents": setup.federation.contents(),
+        "partition": setup.federation.dealt.hash(),
+        **({"trace": setup.trace.hash()} if setup.trace else {}),
         "unevenness": unevenness(
-            *site.federation.cells(), site.federation.num_clients, site.federation.num_classes
+            *setup.federation.cells(), setup.federation.num_clients, setup.federation.num_classes
         ),
-        "model": hash_of_model(site),
+        "model": hash_of_model(setup),
         "hardware": list(executor.kinds()),
-        "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
+        "modules": {name: hash_of(source) for name, source in sources(setup.job).items()},
     }
 
 
@@ -88,13 +88,13 @@ def versions_of(folder: Path) -> dict[str, str | None]:
     return {name: packages.get(name) for name in ALWAYS}
 
 
-def about(site: Site) -> dict[str, Any]:
+def about(setup: Setup) -> dict[str, Any]:
     """What one needs beside a run's weights to use them without rayfed: the model, and how its
     inputs are prepared.
     """
-    data = site.federation
+    data = setup.federation
     facts = {
-        "model": site.job.table()["model"],
+        "model": setup.job.table()["model"],
         **data.inputs._asdict(),
         "classes": data.train.classes,
     }
@@ -199,8 +199,8 @@ def changed_since(folder: Path) -> list[str]:
     return changed
 
 
-def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
-    """Raises `InputError` where a run's clients held other images in a round than the site deals to
+def refuse_another_partition(folder: Path, setup: Setup, round: int) -> None:
+    """Raises `InputError` where a run's clients held other images in a round than the setup deals to
     them.
     """
     began = read_environment(folder)
@@ -208,7 +208,7 @@ def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     for resumed in began.get("resumed", []):
         if resumed["after_round"] < round:
             in_force = resumed
-    now = site.federation.dealt.hash()
+    now = setup.federation.dealt.hash()
     if in_force.get("partition", now) != now:
         raise InputError(
             f"the partition is not the one of round {round} of the run in '{folder}': clients hold "
@@ -216,14 +216,14 @@ def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
         )
 
 
-def hash_of_model(site: Site) -> str:
+def hash_of_model(setup: Setup) -> str:
     """SHA-256 of what no checkpoint holds of a run's model: what is frozen, and the file that its
     weights come from.
 
     Empty where there is neither.
     """
-    digest, still, path = hashlib.sha256(), frozen(site.model), site.job.model.adapt.weights
-    for name, tensor in site.model.state_dict().items():
+    digest, still, path = hashlib.sha256(), frozen(setup.model), setup.job.model.adapt.weights
+    for name, tensor in setup.model.state_dict().items():
         if name in still:
             digest.update(name.encode())
             digest.update(bits(tensor).numpy().tobytes())

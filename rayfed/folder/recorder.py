@@ -56,7 +56,7 @@ from rayfed.job import Job
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.observer import Outcome
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.weights import under_all_names
 
 PARTITION = "the partition has changed, and clients hold other images than before"
@@ -73,7 +73,7 @@ class Recorder:
 
     def __init__(
         self,
-        site: Site,
+        setup: Setup,
         executor: Executor,
         saved: Checkpoint | None = None,
         *,
@@ -84,9 +84,9 @@ class Recorder:
 
         With `other_bits` it may continue on other hardware, or with changed modules of the user.
         """
-        self._folders = Folders.of(site.job)
+        self._folders = Folders.of(setup.job)
         self.path = self._folders.path
-        self._site, self._executor, self._saved = site, executor, saved
+        self._setup, self._executor, self._saved = setup, executor, saved
         self._force, self._other_bits = force, other_bits
         # The rows of `rounds.parquet`.
         self._rows: list[dict[str, Any]] = []
@@ -115,15 +115,15 @@ class Recorder:
             return None
         number = self._saved.round
         self._say_what_is_left(self._saved)
-        last = self._saved.restore(self._site, self._executor)
-        if not self._site.job.train.evaluates(number):
+        last = self._saved.restore(self._setup, self._executor)
+        if not self._setup.job.train.evaluates(number):
             # It was the last round of a shorter run.
             last = replace(last, evaluation=None, forgetting=None)
         clients = []
         table = read_table(self.path, "clients", after=number - 1).drop_columns("round")
         for row in table.to_pylist():
             clients.append(ClientRow(**{**row, "notes": dict(row["notes"])}))
-        classes = self._site.federation.train.classes
+        classes = self._setup.federation.train.classes
         cells = confusions(self.path, classes, after=number - 1)
         of_clients = {}
         for client, matrix in matrices(cells, number, len(classes)).items():
@@ -154,7 +154,7 @@ class Recorder:
 
     def early_end(self) -> str:
         """Say why the run ends before `train.num_rounds`; '' if it goes on."""
-        return early_end(self._site.job.train, self._rows)
+        return early_end(self._setup.job.train, self._rows)
 
     def __exit__(
         self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
@@ -178,14 +178,14 @@ class Recorder:
 
     def _origin(self) -> dict[str, Any]:
         """Collect what the results come from. Raises `InputError` if the run began otherwise."""
-        now, saved = environment(self._site, self._executor), self._saved
+        now, saved = environment(self._setup, self._executor), self._saved
         if saved is None:
             return {**now, "other_bits": []} if self._other_bits else now
         differing = []
         # Also if no work is left, because the table of the partition is written anew.
         if saved.manifest["partition"] != now["partition"]:
             differing.append(PARTITION)
-        if saved.leaves_work(self._site.job):
+        if saved.leaves_work(self._setup.job):
             differing += saved.other_bits(now["hardware"], now["modules"])
         if self._other_bits:
             return {**now, "other_bits": differing}
@@ -201,15 +201,15 @@ class Recorder:
     def _begin_checkpoints(self, owned: ExitStack, origin: dict[str, Any]) -> None:
         """Take the folder of checkpoints. A new run deletes what an earlier one has left."""
         folder = self._folders.checkpoints
-        origin = {**origin, "about": about(self._site), "versions": versions()}
-        all_names = partial(under_all_names, self._site.model)
+        origin = {**origin, "about": about(self._setup), "versions": versions()}
+        all_names = partial(under_all_names, self._setup.model)
         with writing_to(folder.place):
             checks = []
             # Checkpoints in the run's folder are under its lock.
-            if self._site.job.output.checkpoints:
+            if self._setup.job.output.checkpoints:
                 checks.append(owned.enter_context(owning(folder)))
             self._checkpoints = Checkpointer(
-                folder, self._site.job, origin, self._saved, *checks, all_names=all_names
+                folder, self._setup.job, origin, self._saved, *checks, all_names=all_names
             )
             if self._saved is None:
                 self._folders.clear()
@@ -217,7 +217,7 @@ class Recorder:
 
     def _write_origin(self, origin: dict[str, Any]) -> None:
         """Write the job and its origin, and the results up to the checkpoint if there is one."""
-        job, saved, modules = self._site.job, self._saved, sources(self._site.job)
+        job, saved, modules = self._setup.job, self._saved, sources(self._setup.job)
         if saved is not None:
             for name in RESULTS:
                 table = without_extra(name, saved.table(name), job.train)
@@ -236,12 +236,12 @@ class Recorder:
             write_bytes(self.path / "modules" / f"{name}-{hash_of(source)[:8]}.py", source)
         write_text(self.path / "job.toml", tomli_w.dumps(job.table()))
         write_text(self.path / "environment.json", json.dumps(origin, indent=2) + "\n")
-        write_partition(self.path, self._site.federation)
+        write_partition(self.path, self._setup.federation)
         self._summarise("running")
 
     def _say_what_is_left(self, saved: Checkpoint) -> None:
         number = saved.round
-        if saved.leaves_work(self._site.job):
+        if saved.leaves_work(self._setup.job):
             log.info("continuing after round %d", number)
         else:
             log.info("already at round %d", number)
@@ -263,7 +263,7 @@ class Recorder:
             )
 
     def _write_rows(self, round: Round) -> None:
-        rows = round_rows(round, self._site)
+        rows = round_rows(round, self._setup)
         try:
             write_round(self.path, round.round, rows)
             earlier = [row for row in self._rows if row["round"] < round.round]
@@ -277,7 +277,7 @@ class Recorder:
 
     def _is_due(self, number: int) -> bool:
         """Return whether a checkpoint is due: by the number, by the clock, or in danger."""
-        output = self._site.job.output
+        output = self._setup.job.output
         # Round 0 shows before any training whether there is room; round 1 has the first memories.
         return (
             number <= 1
@@ -332,11 +332,11 @@ class Recorder:
     def _summarise(self, status: str, **more: Any) -> None:
         if status == "done" and self.early_end():
             more["ended_early"] = self.early_end()
-        labels = self._site.federation.test.labels
+        labels = self._setup.federation.test.labels
         by_guess = guess(labels)
         summary = {"status": status, **more, **summarise(self._rows), "guess": by_guess}
         if status == "done":
-            why = no_better_than_a_guess(self._rows, by_guess, len(labels), self._site.job.train)
+            why = no_better_than_a_guess(self._rows, by_guess, len(labels), self._setup.job.train)
             if why:
                 summary["no_better_than_a_guess"] = why
                 log.info("%s", why, extra={"on_screen": True})
@@ -350,7 +350,7 @@ class Recorder:
         """Say where the results are, how to continue the run, and how to look into its failure."""
         recorded = f"rounds up to {self._rows[-1]['round']} are" if self._rows else "no round is"
         yield f"{recorded} recorded in {self.path}"
-        job, last = self._site.job, self._checkpoints.round
+        job, last = self._setup.job, self._checkpoints.round
         again = f"rayfed run {self.path / 'job.toml'}"
         onwards = f"to continue after round {last}: rayfed resume {self.path}"
         if isinstance(error, Diverged):
@@ -370,7 +370,7 @@ class Recorder:
                 "the run has ended in the same way before, so to resume it unchanged would not help"
             )
         if isinstance(error, RunFailed) and error.client is not None:
-            client = to_ask_for(error.client, self._site.federation.client_names)
+            client = to_ask_for(error.client, self._setup.federation.client_names)
             place = f"{self.path} --round {error.round} --client {client}"
             yield f"to see it again, in this process: rayfed replay {place}"
 

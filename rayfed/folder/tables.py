@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rayfed.data.federation import Federation
     from rayfed.rounds.own import OwnRow
     from rayfed.rounds.round import Round
-    from rayfed.rounds.site import Site
+    from rayfed.rounds.setup import Setup
 
 Columns = dict[str, np.ndarray]
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
@@ -80,7 +80,7 @@ RESULTS = ("rounds", "clients", "classes", "confusions")
 ROWS = 2**13
 
 
-def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
+def round_rows(round: Round, setup: Setup) -> dict[str, list[dict[str, Any]]]:
     """The rows that one round adds to each table.
 
     There is a table of confusions only where they are measured.
@@ -94,15 +94,15 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
             {"round": number, **vars(row), "notes": list(row.notes.items())}
             for row in round.clients
         ],
-        "classes": [{"round": number, **row} for row in _of_classes(round, site)],
+        "classes": [{"round": number, **row} for row in _of_classes(round, setup)],
     }
     # By client; None: the global model's.
     matrices: list[tuple[int | None, np.ndarray]] = []
-    if round.evaluation is not None and "confusion" in site.job.measures(number):
+    if round.evaluation is not None and "confusion" in setup.job.measures(number):
         matrices.append((None, round.evaluation.confusion))
     matrices.extend(round.confusions.items())
     if matrices:
-        names = site.federation.train.classes
+        names = setup.federation.train.classes
         rows["confusions"] = [
             {
                 "round": number,
@@ -117,16 +117,16 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-def _of_classes(round: Round, site: Site) -> Iterator[dict[str, Any]]:
+def _of_classes(round: Round, setup: Setup) -> Iterator[dict[str, Any]]:
     """A row per class of an evaluated round."""
     accuracies = round.class_accuracy
     if round.evaluation is None or accuracies is None:
         return
-    seen = np.zeros(site.federation.num_classes, dtype=np.int64)
+    seen = np.zeros(setup.federation.num_classes, dtype=np.int64)
     for row in round.clients:
-        seen += site.federation.label_counts(row.client)
+        seen += setup.federation.label_counts(row.client)
     predicted = round.evaluation.confusion.sum(axis=0)
-    for number, name in enumerate(site.federation.train.classes):
+    for number, name in enumerate(setup.federation.train.classes):
         yield {
             "class": name,
             "accuracy": float(accuracies[number]),

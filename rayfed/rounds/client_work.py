@@ -1,6 +1,6 @@
 """A client's work: survey, train, evaluate. The only local training loop of the package.
 
-It is all a function of the run's site, the round's broadcast and the client: any process may do it,
+It is all a function of the run's setup, the round's broadcast and the client: any process may do it,
 and do it again.
 """
 
@@ -35,7 +35,7 @@ from rayfed.methods.watch import call
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
 from rayfed.rounds.round import ClientRow
-from rayfed.rounds.site import Site, common_view
+from rayfed.rounds.setup import Setup, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import (
     Weights,
@@ -96,21 +96,21 @@ class Broadcast:
         )
 
 
-class Desk:
-    """What a worker serves clients with: a round's broadcast, on the site's device, and the models
+class RoundContext:
+    """What a worker serves clients with: a round's broadcast, on the setup's device, and the models
     for it.
     """
 
     def __init__(
         self,
-        site: Site,
+        setup: Setup,
         broadcast: Broadcast,
         seen: dict[int, Seen] | None = None,
         model: nn.Module | None = None,
     ) -> None:
-        self.site = site
-        self.broadcast = broadcast.map(partial(to_device, device=site.device))
-        self._frozen = Frozen(site.model)
+        self.setup = setup
+        self.broadcast = broadcast.map(partial(to_device, device=setup.device))
+        self._frozen = Frozen(setup.model)
         # To train, for all clients.
         self._model = model
         # Round -> its global model on the sampled test images, once measured.
@@ -121,13 +121,13 @@ class Desk:
         are dropped.
         """
         return (
-            Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
+            Frozen(self.setup.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
         )
 
     def model(self, weights: Weights) -> nn.Module:
         """The model with these weights, which the next client will train again."""
         self._model = (
-            with_weights(self.site.model, weights)
+            with_weights(self.setup.model, weights)
             if self._model is None
             else overwrite(self._model, weights)
         )
@@ -139,8 +139,8 @@ class Desk:
         """What the job measures in this round at a client: notes, and the confusion (C, C) of its
         model.
         """
-        names = self.site.job.measures(client.round)
-        chosen = self.site.measured_clients
+        names = self.setup.job.measures(client.round)
+        chosen = self.setup.measured_clients
         if not names or (chosen and client.id not in chosen):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
@@ -155,7 +155,7 @@ class Desk:
 
     def _look(self, weights: Weights) -> Seen:
         """What a copy of the model sees with these weights: a forward pass may change its buffers."""
-        return _see(self.site, in_evaluation(with_weights(self.site.model, weights)))
+        return _see(self.setup, in_evaluation(with_weights(self.setup.model, weights)))
 
     def _look_at_global(self) -> Seen:
         number = self.broadcast.round
@@ -181,13 +181,13 @@ class Reply:
     confusion: np.ndarray | None
 
 
-def survey(desk: Desk, client: int, *, watch: bool = False) -> dict[str, Tree]:
+def survey(context: RoundContext, client: int, *, watch: bool = False) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    site, broadcast, view = desk.site, desk.broadcast, view_of(desk, client, {})
+    setup, broadcast, view = context.setup, context.broadcast, view_of(context, client, {})
     surveyors = [
-        part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")
+        part for part in parts_at(setup.job.method, broadcast.round) if defines(part, "survey")
     ]
-    with _isolated(site, Purpose.SURVEY, broadcast.round, client):
+    with _isolated(setup, Purpose.SURVEY, broadcast.round, client):
         return {
             p.slot: call(
                 p,
@@ -199,24 +199,26 @@ def survey(desk: Desk, client: int, *, watch: bool = False) -> dict[str, Tree]:
         }
 
 
-def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = False) -> Reply:
+def train(
+    context: RoundContext, client: int, memory: dict[str, Tree], *, watch: bool = False
+) -> Reply:
     """One client's round: local steps from the global weights on the sum of all parts' terms.
 
     With `watch`, a part of the user's that writes to what it is given is refused. `memory` is by
     slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch
-    when a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the
+    when a loss is NaN or infinite. The reply may hold the context's model itself: use it before the
     next client is served.
     """
     started = time.perf_counter()
-    site, broadcast = desk.site, desk.broadcast
-    parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
+    setup, broadcast = context.setup, context.broadcast
+    parts, memory = parts_at(setup.job.method, broadcast.round), to_device(memory, setup.device)
     rng = torch.Generator().manual_seed(
-        seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client)
+        seed_of(setup.job.seed, Purpose.BATCHES, broadcast.round, client)
     )
-    stay = local_names(parts, site.model)
+    stay = local_names(parts, setup.model)
     own = recalled(stay, memory)
-    with _isolated(site, Purpose.TRAIN, broadcast.round, client):
-        view = view_of(desk, client, own)
+    with _isolated(setup, Purpose.TRAIN, broadcast.round, client):
+        view = view_of(context, client, own)
         views = {
             part.slot: view.for_part(
                 part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory
@@ -224,13 +226,13 @@ def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = Fal
             for part in parts
         }
         local = {part.slot: call(part, "begin", views[part.slot], watch=watch) for part in parts}
-        model = desk.model(view.weights)
-        with in_tf32(site.job.train.precision == "tf32"):
-            losses, notes = descend(site, model, view, parts, local, rng, views if watch else None)
+        model = context.model(view.weights)
+        with in_tf32(setup.job.train.precision == "tf32"):
+            losses, notes = descend(setup, model, view, parts, local, rng, views if watch else None)
         refuse_diverged(losses, notes, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(in_evaluation(model))
-        refuse_changed(site, model, f"client {client}, round {broadcast.round}")
+        refuse_changed(setup, model, f"client {client}, round {broadcast.round}")
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
         summands: dict[str, Tree] = {}
         memories: dict[str, Tree] = {}
@@ -243,25 +245,25 @@ def train(desk: Desk, client: int, memory: dict[str, Tree], *, watch: bool = Fal
                 memories[part.slot] = new_memory
     kept = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
-    if "drift" in site.job.measures(broadcast.round):
+    if "drift" in setup.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
     numbers: dict[str, float] = {}
     confusion = None
-    if site.job.measures(broadcast.round):
-        with _looking(site):
+    if setup.job.measures(broadcast.round):
+        with _looking(setup):
             own_models = before_and_after(parts, (view.weights, memory), (trained, kept))
-            numbers, confusion = desk.measured(view, fit, own, own_models)
+            numbers, confusion = context.measured(view, fit, own, own_models)
     row = ClientRow(
-        client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers
+        client, view.num_examples, mean_loss, seconds, setup.node, notes.means() | numbers
     )
     return Reply(row, summands, kept, confusion)
 
 
-def refuse_changed(site: Site, model: nn.Module, work: str) -> None:
+def refuse_changed(setup: Setup, model: nn.Module, work: str) -> None:
     """Raises `BrokenContract` where training has changed a buffer that is not averaged, as it has
     no mean.
     """
-    changed = changed_constants(model, site.model)
+    changed = changed_constants(model, setup.model)
     if changed:
         raise BrokenContract(
             f"{work}: training has changed the model's buffer '{changed[0]}', which holds a NaN or "
@@ -284,41 +286,41 @@ def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Par
 
 
 def _isolated(
-    site: Site, purpose: Purpose, round: int, client: int
+    setup: Setup, purpose: Purpose, round: int, client: int
 ) -> AbstractContextManager[None]:
-    seed = seed_of(site.job.seed, purpose, round, client)
+    seed = seed_of(setup.job.seed, purpose, round, client)
     # Of several threads, only one would flush.
-    return isolated(seed, site.device, flush=site.job.ray.threads == 1)
+    return isolated(seed, setup.device, flush=setup.job.ray.threads == 1)
 
 
-def _looking(site: Site) -> AbstractContextManager[None]:
+def _looking(setup: Setup) -> AbstractContextManager[None]:
     """As hooks are isolated in training, a model is that is only looked at; `_test_batches` seeds
     its draws.
     """
-    return isolated(seed_of(site.job.seed, Purpose.EVALUATION), site.device)
+    return isolated(seed_of(setup.job.seed, Purpose.EVALUATION), setup.device)
 
 
-def _test_batches(site: Site, rows: np.ndarray, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _test_batches(setup: Setup, rows: np.ndarray, first: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of test images `rows`, the first of which is the image `first` of those that are
     looked at.
 
     The generators are seeded before each batch, by its first image. So what a model draws does not
     depend on the ranges of images that a worker is given, nor on what was computed before.
     """
-    batches = site.federation.batches(site.federation.test, rows, site.device)
+    batches = setup.federation.batches(setup.federation.test, rows, setup.device)
     for number, batch in enumerate(batches):
         place = first + number * EVALUATION_BATCH
-        seed_generators(seed_of(site.job.seed, Purpose.EVALUATION, place), site.device)
+        seed_generators(seed_of(setup.job.seed, Purpose.EVALUATION, place), setup.device)
         yield batch
 
 
-def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
-    """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
-    started, test = time.perf_counter(), site.federation.test
+def evaluate(setup: Setup, model: nn.Module, start: int, stop: int) -> Evaluation:
+    """A model, in eval mode and on the setup's device, on the test images `start` to `stop`."""
+    started, test = time.perf_counter(), setup.federation.test
     loss, predictions, overconfidence = 0.0, [], np.zeros(metrics.BINS)
-    rows, run = np.arange(start, min(stop, len(test.labels))), site.run
-    with _looking(site), torch.no_grad():
-        for images, labels in _test_batches(site, rows, start):
+    rows, run = np.arange(start, min(stop, len(test.labels))), setup.run
+    with _looking(setup), torch.no_grad():
+        for images, labels in _test_batches(setup, rows, start):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             confidence, predicted = (
@@ -330,36 +332,38 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
             predictions.append(logits.argmax(dim=1).cpu())
     truth, answers = test.labels[rows], torch.cat(predictions).numpy()
     domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
-    confusion = metrics.confusion_matrix(truth, answers, site.federation.num_classes)
+    confusion = metrics.confusion_matrix(truth, answers, setup.federation.num_classes)
     return Evaluation(confusion, loss, domains, overconfidence, time.perf_counter() - started)
 
 
-def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
+def activations(setup: Setup, model: nn.Module, start: int, stop: int) -> Activations | None:
     """What a model's measured layers say of the classes, on some of the sampled test images; None
     where it fails.
     """
     try:
-        with _looking(site):
-            return _see(site, model, slice(start, stop)).activations
+        with _looking(setup):
+            return _see(setup, model, slice(start, stop)).activations
     except Exception as error:
         measures.warn_of_failure("drift", error)
         return None
 
 
-def sample(site: Site) -> np.ndarray:
+def sample(setup: Setup) -> np.ndarray:
     """The test images to measure on."""
     return measures.sampled(
-        len(site.federation.test), site.job.measure_images, seed_of(site.job.seed, Purpose.MEASURE)
+        len(setup.federation.test),
+        setup.job.measure_images,
+        seed_of(setup.job.seed, Purpose.MEASURE),
     )
 
 
-def _see(site: Site, model: nn.Module, some: slice = slice(0, None)) -> Seen:
-    batches = _test_batches(site, sample(site)[some], some.start)
-    return measures.see(site.run, site.job.measure_layers, batches, model)
+def _see(setup: Setup, model: nn.Module, some: slice = slice(0, None)) -> Seen:
+    batches = _test_batches(setup, sample(setup)[some], some.start)
+    return measures.see(setup.run, setup.job.measure_layers, batches, model)
 
 
 def descend(
-    site: Site,
+    setup: Setup,
     model: nn.Module,
     client: ClientView,
     parts: Parts,
@@ -371,9 +375,9 @@ def descend(
 
     `watched` are the views of the parts by slot, where writing to them is refused.
     """
-    data, training = site.federation, site.job.train
+    data, training = setup.federation, setup.job.train
     rows = data.client(client.id)
-    examples, labels = data.prepared(data.train, rows, site.device, site.job.data.augment)
+    examples, labels = data.prepared(data.train, rows, setup.device, setup.job.data.augment)
     parameters = parameters_of(in_training(model))
     step = client.stepper(parameters)
     parameters = shared(local_names(parts, model), parameters)
@@ -382,11 +386,11 @@ def descend(
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for
     # images never used.
     all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
-    known = Known(client) if site.job.data.augment.off and all_used else None
+    known = Known(client) if setup.job.data.augment.off and all_used else None
     losses, notes = [], Notes()
     for index in batches(len(rows), training, rng):
         # Else each step would wait for the GPU
-        at = index.to(site.device, non_blocking=True)
+        at = index.to(setup.device, non_blocking=True)
         known_here = partial(known, at) if known else None
         batch = Batch(
             examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes
@@ -409,25 +413,25 @@ def descend(
     return torch.stack(losses).tolist(), notes
 
 
-def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
+def view_of(context: RoundContext, client: int, own: Weights) -> ClientView:
     """A client's view; `own` are the entries that have stayed there since it last trained."""
-    site, broadcast, data, training = (
-        desk.site,
-        desk.broadcast,
-        desk.site.federation,
-        desk.site.job.train,
+    setup, broadcast, data, training = (
+        context.setup,
+        context.broadcast,
+        context.setup.federation,
+        context.setup.job.train,
     )
     weights = {**broadcast.weights, **own} if own else broadcast.weights
-    stay = local_names(parts_at(site.job.method, broadcast.round), site.model)
+    stay = local_names(parts_at(setup.job.method, broadcast.round), setup.model)
     return ClientView(
-        **common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
+        **common_view(setup, broadcast.round, weights, data.client(client), context.frozen(own)),
         id=client,
         num_examples=data.num_examples(client),
-        label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
+        label_counts=torch.from_numpy(data.label_counts(client)).to(setup.device),
         lr=training.lr_at(broadcast.round),
         momentum=training.momentum,
         batch_size=training.batch_size,
         steps=training.steps(data.num_examples(client)),
         stepper=partial(stepper, training=training, round=broadcast.round),
-        trained=tuple(shared(stay, parameters_of(site.model))),
+        trained=tuple(shared(stay, parameters_of(setup.model))),
     )

@@ -45,7 +45,7 @@ from rayfed.rounds.executor import (
 )
 from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Memory, Round
-from rayfed.rounds.site import Site, server_view
+from rayfed.rounds.setup import Setup, server_view
 from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, cut, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
@@ -60,7 +60,7 @@ def never() -> bool:
 
 
 def rounds(
-    site: Site,
+    setup: Setup,
     executor: Executor,
     current: Round | None = None,
     is_over: Callable[[], object] = never,
@@ -73,24 +73,24 @@ def rounds(
     Workers may already train the next round when a round is yielded. Errors of that round are
     raised when it is asked for.
     """
-    num_rounds = site.job.train.num_rounds
+    num_rounds = setup.job.train.num_rounds
     # When the work on the current round began; None if that was not here.
     began: float | None = None
     if current is None:
-        current = initial(site)
-    elif current.evaluation is not None or not site.job.train.evaluates(current.round):
+        current = initial(setup)
+    elif current.evaluation is not None or not setup.job.train.evaluates(current.round):
         # It was yielded before.
         if current.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
-        current = NextRound(site, executor, current).finish(current)
+        current = NextRound(setup, executor, current).finish(current)
 
     while True:
         # Nothing in training depends on an evaluation. So the next round begins before this one is
         # measured, and workers that have no test images left go on with clients.
-        results = begin_evaluation(site, executor, current)
-        with closing(NextRound(site, executor, current)) as following:
-            current = evaluated(site, current, results)
+        results = begin_evaluation(setup, executor, current)
+        with closing(NextRound(setup, executor, current)) as following:
+            current = evaluated(setup, current, results)
             ended = time.perf_counter()
             if began is not None:
                 current = replace(current, seconds=ended - began)
@@ -102,14 +102,14 @@ def rounds(
             current = following.finish(current)
 
 
-def start(site: Site, executor: Executor) -> Round:
+def start(setup: Setup, executor: Executor) -> Round:
     """Return round 0: the initial model, evaluated."""
-    first = initial(site)
-    return evaluated(site, first, begin_evaluation(site, executor, first))
+    first = initial(setup)
+    return evaluated(setup, first, begin_evaluation(setup, executor, first))
 
 
 def play(
-    site: Site, last: Round, executor: Executor, clients: Sequence[int] | None = None
+    setup: Setup, last: Round, executor: Executor, clients: Sequence[int] | None = None
 ) -> Round:
     """Return the round after `last`, evaluated if that is due.
 
@@ -117,9 +117,9 @@ def play(
     where an update cannot be averaged.
     """
     began = time.perf_counter()
-    opening, replies = begin(site, executor, last, clients)
-    round = finish(site, executor, last, opening, replies)
-    round = evaluated(site, round, begin_evaluation(site, executor, round))
+    opening, replies = begin(setup, executor, last, clients)
+    round = finish(setup, executor, last, opening, replies)
+    round = evaluated(setup, round, begin_evaluation(setup, executor, round))
     return replace(round, seconds=time.perf_counter() - began)
 
 
@@ -131,18 +131,18 @@ class NextRound:
     for it in each of them; `close` drops it.
     """
 
-    def __init__(self, site: Site, executor: Executor, last: Round) -> None:
-        self._site, self._executor = site, executor
+    def __init__(self, setup: Setup, executor: Executor, last: Round) -> None:
+        self._setup, self._executor = setup, executor
         self._begun: tuple[Opening, Results] | None = None
         self._error: Exception | None = None
 
-        if last.round >= site.job.train.num_rounds:
+        if last.round >= setup.job.train.num_rounds:
             return
         # To wait for a survey here would hold up the evaluation of `last`.
-        if surveys(parts_at(site.job.method, last.round + 1)):
+        if surveys(parts_at(setup.job.method, last.round + 1)):
             return
         try:
-            self._begun = begin(site, executor, last)
+            self._begun = begin(setup, executor, last)
         except Exception as error:
             # `last` must be recorded first, and a run that ends with `last` never needs this round.
             self._error = error
@@ -151,10 +151,10 @@ class NextRound:
         """Wait for the round and return it, not evaluated; `last` is recorded by now."""
         if self._error is not None:
             raise self._error
-        begun = self._begun or begin(self._site, self._executor, last)
+        begun = self._begun or begin(self._setup, self._executor, last)
         # It holds all that was sent, which would stay in memory as long as this object.
         self._begun = None
-        return finish(self._site, self._executor, last, *begun)
+        return finish(self._setup, self._executor, last, *begun)
 
     def close(self) -> None:
         """Drop the round: the run ends before it."""
@@ -195,20 +195,20 @@ class Opening:
 
 
 def open_round(
-    site: Site, last: Round, executor: Executor, clients: Sequence[int] | None = None
+    setup: Setup, last: Round, executor: Executor, clients: Sequence[int] | None = None
 ) -> Opening:
     """Draw the cohort of the round after `last`, survey it, and let each part tell what it sends.
 
     Where no client of the cohort answers, no hook is called but `init`.
     """
     number = last.round + 1
-    parts = parts_at(site.job.method, number)
-    cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
-    sizes = {client: site.federation.num_examples(client) for client in cohort.answered}
-    tasks = cut(sizes, site.job.train)
+    parts = parts_at(setup.job.method, number)
+    cohort = cohort_of(setup, number) if clients is None else Cohort(clients, clients)
+    sizes = {client: setup.federation.num_examples(client) for client in cohort.answered}
+    tasks = cut(sizes, setup.job.train)
 
     held: dict[str, Held] = {}
-    with server_hooks(site, Purpose.INIT, number):
+    with server_hooks(setup, Purpose.INIT, number):
         for part in parts:
             held[part.slot] = in_force(part, last.held.get(part.slot), number, last.weights)
     # Hooks may write to a state. The last round must stay as it was, to be kept if this one fails.
@@ -223,8 +223,8 @@ def open_round(
     surveyed = unpack(survey.summands, copy=False)
 
     payloads: dict[str, Tree] = {}
-    view = server_view(site, number, copied(last.weights))
-    with server_hooks(site, Purpose.TELL, number):
+    view = server_view(setup, number, copied(last.weights))
+    with server_hooks(setup, Purpose.TELL, number):
         for part in parts:
             first = held[part.slot].since == number
             arguments = (states[part.slot], view, surveyed.get(part.slot))
@@ -239,22 +239,22 @@ def open_round(
         held=held,
         states=states,
         broadcast=replace(broadcast, payloads=payloads),
-        stay=local_names(parts, site.model),
+        stay=local_names(parts, setup.model),
         bytes_surveyed=survey.bytes_up,
     )
 
 
 def begin(
-    site: Site, executor: Executor, last: Round, clients: Sequence[int] | None = None
+    setup: Setup, executor: Executor, last: Round, clients: Sequence[int] | None = None
 ) -> tuple[Opening, Results]:
     """Open the round after `last` and hand out its training."""
-    opening = open_round(site, last, executor, clients)
-    replies = train(site, executor, opening.broadcast, opening.to_train, last.memories)
+    opening = open_round(setup, last, executor, clients)
+    replies = train(setup, executor, opening.broadcast, opening.to_train, last.memories)
     return opening, replies
 
 
 def finish(
-    site: Site, executor: Executor, last: Round, opening: Opening, replies: Results
+    setup: Setup, executor: Executor, last: Round, opening: Opening, replies: Results
 ) -> Round:
     """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
@@ -283,15 +283,15 @@ def finish(
     updates = total.pop(UPDATES, None)
 
     # The average is the first part's update; later parts may change what it proposes.
-    step, states = update(site, opening, total, last.weights)
+    step, states = update(setup, opening, total, last.weights)
     weights = in_models_order("average", step.averaged, last.weights, number)
     shown = step.shown
     if shown is not None:
         shown = in_models_order("evaluated average", shown, last.weights, number)
 
     measured = measures.of_round(updates, len(reply.clients))
-    if "drift" in site.job.measures(number):
-        measured |= drift(site, executor, last.weights, weights)
+    if "drift" in setup.job.measures(number):
+        measured |= drift(setup, executor, last.weights, weights)
 
     by_client = {client.row.client: client for client in reply.clients}
     # Tasks have the largest clients first; results name them in the order of the cohort.
@@ -316,15 +316,15 @@ def finish(
 
 
 def update(
-    site: Site, opening: Opening, total: dict[str, Tree], before: Weights
+    setup: Setup, opening: Opening, total: dict[str, Tree], before: Weights
 ) -> tuple[Step, dict[str, Tree]]:
     """Give each part its total, in turn; return the last step and the parts' new states."""
     number, stay = opening.broadcast.round, opening.stay
     states = dict(opening.states)
-    trainable = frozenset(shared(stay, parameters_of(site.model)))
+    trainable = frozenset(shared(stay, parameters_of(setup.model)))
     # A copy, as in `open_round`: a hook may write to the weights.
-    step = Step(server_view(site, number, copied(before)), None, trainable)
-    with server_hooks(site, Purpose.UPDATE, number):
+    step = Step(server_view(setup, number, copied(before)), None, trainable)
+    with server_hooks(setup, Purpose.UPDATE, number):
         for part in opening.parts:
             first = opening.held[part.slot].since == number
             arguments = (states[part.slot], total.get(part.slot), step)
@@ -345,15 +345,15 @@ def in_models_order(what: str, weights: Weights, before: Weights, number: int) -
     return {name: weights[name] for name in before}
 
 
-def begin_evaluation(site: Site, executor: Executor, round: Round) -> Results | None:
+def begin_evaluation(setup: Setup, executor: Executor, round: Round) -> Results | None:
     """Hand out the evaluation of a round; None if it is not due."""
-    if not site.job.train.evaluates(round.round):
+    if not setup.job.train.evaluates(round.round):
         return None
-    pieces = pieces_of(len(site.federation.test))
+    pieces = pieces_of(len(setup.federation.test))
     return executor.map(Evaluate(), pieces, {"weights": round.evaluated})
 
 
-def evaluated(site: Site, round: Round, results: Results | None) -> Round:
+def evaluated(setup: Setup, round: Round, results: Results | None) -> Round:
     """Wait for the evaluation of a round, and return the round with it.
 
     The class accuracies count as a peak only where `train.eval_every` asks for them. The extra
@@ -367,14 +367,14 @@ def evaluated(site: Site, round: Round, results: Results | None) -> Round:
         evaluation = evaluation + piece
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     peak = round.peak
-    if site.job.train.counts(round.round):
+    if setup.job.train.counts(round.round):
         peak = np.fmax(peak, class_accuracy)
     lost = None
-    if site.job.train.can_forget(round.round):
+    if setup.job.train.can_forget(round.round):
         # Against the peak before this evaluation.
         lost = forgetting.peak(round.peak, class_accuracy)
     notes = dict(round.notes)
-    names = site.federation.test.domain_names
+    names = setup.federation.test.domain_names
     for name, right, images in zip(names, *evaluation.domains.tolist(), strict=True):
         if images:
             notes[f"domain.{name}"] = right / images
@@ -387,9 +387,9 @@ def evaluated(site: Site, round: Round, results: Results | None) -> Round:
     )
 
 
-def drift(site: Site, executor: Executor, before: Weights, after: Weights) -> dict[str, float]:
+def drift(setup: Setup, executor: Executor, before: Weights, after: Weights) -> dict[str, float]:
     """Measure how much the model's neurons have changed in a round; empty where that fails."""
-    pieces = pieces_of(len(sample(site)))
+    pieces = pieces_of(len(sample(setup)))
     seen = []
     for weights in (before, after):
         results = list(executor.map(Activations(), pieces, {"weights": weights}))
@@ -410,7 +410,7 @@ def ask(executor: Executor, broadcast: Broadcast, tasks: Sequence[Task]) -> Iter
 
 
 def train(
-    site: Site,
+    setup: Setup,
     executor: Executor,
     broadcast: Broadcast,
     tasks: Sequence[Task],
@@ -422,7 +422,7 @@ def train(
     groups = []
     for group in grouped(tasks, num_bytes(broadcast.weights)):
         groups.append([Assignment.of(task, memories) for task in group])
-    remembering = remembers(parts_at(site.job.method, broadcast.round))
+    remembering = remembers(parts_at(setup.job.method, broadcast.round))
     work = Train(broadcast.round, broadcast.since, remembering)
     return executor.map(work, groups, trees_of(broadcast))
 
@@ -442,29 +442,29 @@ def surveys(parts: Parts) -> Parts:
 
 
 @contextmanager
-def server_hooks(site: Site, purpose: Purpose, number: int) -> Iterator[None]:
+def server_hooks(setup: Setup, purpose: Purpose, number: int) -> Iterator[None]:
     """Run hooks of the server: an error names the hook, and draws depend on the place alone."""
-    seed = seed_of(site.job.seed, purpose, number)
-    with at(f"{purpose.name.lower()}, round {number}"), isolated(seed, site.device):
+    seed = seed_of(setup.job.seed, purpose, number)
+    with at(f"{purpose.name.lower()}, round {number}"), isolated(seed, setup.device):
         yield
 
 
-def cohort_of(site: Site, round: int) -> Cohort:
+def cohort_of(setup: Setup, round: int) -> Cohort:
     """Draw the clients of a round, as the seed and the settings have it."""
-    job = site.job
-    sizes = site.federation.partition.sizes
-    model = num_bytes(state(site.model))
-    return cohort_at(round, job.seed, job.clients, job.train, site.trace, sizes, model)
+    job = setup.job
+    sizes = setup.federation.partition.sizes
+    model = num_bytes(state(setup.model))
+    return cohort_at(round, job.seed, job.clients, job.train, setup.trace, sizes, model)
 
 
-def initial(site: Site) -> Round:
+def initial(setup: Setup) -> Round:
     """Return round 0, not evaluated."""
     return Round(
         round=0,
-        weights=state_of(site.model),
+        weights=state_of(setup.model),
         held={},
         memories={},
         evaluation=None,
-        peak=np.full(site.federation.num_classes, np.nan),
+        peak=np.full(setup.federation.num_classes, np.nan),
         forgetting=None,
     )

@@ -1,7 +1,7 @@
 """Work of a round as pure functions, and the one verb for it: `map(work, items, shared)`.
 
 A kind of work is a frozen dataclass that says what is done with an item. What it does depends only
-on the worker's site, the shared trees and the item, so any worker may do it, and do it again.
+on the setup, the shared trees and the item, so any worker may do it, and do it again.
 
     work            an item                                     its result
     Survey          a task                                      the task's summands, added up
@@ -49,8 +49,8 @@ Trees = Mapping[str, Any]
 Progress = Callable[[int, int], None]
 
 
-class Bench(Protocol):
-    """Serves the clients of a site. This is all that work may ask of the process it runs in."""
+class ClientRunner(Protocol):
+    """Serves the clients of a setup. This is all that work may ask of the process it runs in."""
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]: ...
 
@@ -71,8 +71,8 @@ class Work(ABC):
     round: int = 0
 
     @abstractmethod
-    def run(self, bench: Bench, shared: Trees, items: Sequence[Item]) -> Iterator[Result]:
-        """Yield the result of each item, in order, at a bench that has the shared trees.
+    def run(self, runner: ClientRunner, shared: Trees, items: Sequence[Item]) -> Iterator[Result]:
+        """Yield the result of each item, in order, at a runner that has the shared trees.
 
         Several items come together so that the trees are unpacked once.
         """
@@ -97,9 +97,11 @@ class Survey(Work):
     kind: ClassVar[str] = "survey"
     since: dict[str, int] = field(default_factory=dict)
 
-    def run(self, bench: Bench, shared: Trees, items: Sequence[Task]) -> Iterator[TaskReply]:
+    def run(
+        self, runner: ClientRunner, shared: Trees, items: Sequence[Task]
+    ) -> Iterator[TaskReply]:
         """Yield the reply of each task."""
-        return bench.survey(Broadcast(self.round, since=self.since, **shared), items)
+        return runner.survey(Broadcast(self.round, since=self.since, **shared), items)
 
     def text(self, items: Sequence[Task]) -> str:
         """Name the clients and the round."""
@@ -119,7 +121,9 @@ class Train(Work):
     # Whether clients have a memory afterwards. A pool must know how many objects come back.
     remembering: bool = False
 
-    def run(self, bench: Bench, shared: Trees, items: Sequence[Group]) -> Iterator[TaskReply]:
+    def run(
+        self, runner: ClientRunner, shared: Trees, items: Sequence[Group]
+    ) -> Iterator[TaskReply]:
         """Yield the reply of each group."""
         tasks: list[Task] = []
         memories: dict[int, Packed] = {}
@@ -127,7 +131,7 @@ class Train(Work):
             for assignment in group:
                 tasks.append(assignment.clients)
                 memories.update(assignment.memories)
-        replies = bench.train(Broadcast(self.round, since=self.since, **shared), tasks, memories)
+        replies = runner.train(Broadcast(self.round, since=self.since, **shared), tasks, memories)
         for group in items:
             # A task alone keeps its sum as it is: that of a single client is in float32.
             if len(group) == 1:
@@ -155,7 +159,7 @@ class AddUp(Work):
     kind: ClassVar[str] = "add"
 
     def run(
-        self, bench: Bench, shared: Trees, items: Sequence[Iterable[TaskReply]]
+        self, runner: ClientRunner, shared: Trees, items: Sequence[Iterable[TaskReply]]
     ) -> Iterator[TaskReply]:
         """Yield the sum of each item's replies, which may be fetched one by one."""
         for replies in items:
@@ -172,9 +176,9 @@ class Evaluate(Work):
 
     kind: ClassVar[str] = "evaluation"
 
-    def run(self, bench: Bench, shared: Trees, items: Sequence[Piece]) -> Iterator[Any]:
+    def run(self, runner: ClientRunner, shared: Trees, items: Sequence[Piece]) -> Iterator[Any]:
         """Yield the evaluation of each range."""
-        yield from bench.evaluate(shared["weights"], items, self.kind)
+        yield from runner.evaluate(shared["weights"], items, self.kind)
 
     def text(self, items: Sequence[Piece]) -> str:
         """Name the test images."""
@@ -250,8 +254,10 @@ class InProcess(Executor):
     last bits of what convolutions compute.
     """
 
-    def __init__(self, bench: Bench, progress: Progress, may_go_on: Callable[[], None]) -> None:
-        self._bench = bench
+    def __init__(
+        self, runner: ClientRunner, progress: Progress, may_go_on: Callable[[], None]
+    ) -> None:
+        self._runner = runner
         self._progress = progress
         # Called before each item; raises if the run was asked to stop.
         self._may_go_on = may_go_on
@@ -261,7 +267,7 @@ class InProcess(Executor):
     ) -> Generator[Result, None, None]:
         """Yield each item's result when it is asked for."""
         packed = {name: pack(tree) for name, tree in shared.items()}
-        results = work.run(self._bench, packed, items)
+        results = work.run(self._runner, packed, items)
         done, total = 0, sum(len(work.clients(item)) for item in items)
         for item in items:
             self._may_go_on()

@@ -24,10 +24,17 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.client_work import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.client_work import (
+    Broadcast,
+    RoundContext,
+    descend,
+    evaluate,
+    refuse_diverged,
+    view_of,
+)
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, in_evaluation, parameters_of, with_weights
 
@@ -61,7 +68,9 @@ class OwnRow:
     tuned_in_local: float | None = None
 
 
-def own_rows(site: Site, last: Round, workers: Executor, tuning: Tuning | None) -> Iterator[OwnRow]:
+def own_rows(
+    setup: Setup, last: Round, workers: Executor, tuning: Tuning | None
+) -> Iterator[OwnRow]:
     """The own models of all clients after a round, in this process; `workers` hold the clients'
     memories.
 
@@ -69,65 +78,67 @@ def own_rows(site: Site, last: Round, workers: Executor, tuning: Tuning | None) 
     tuning diverges.
     """
     if tuning is not None:
-        training = replace(site.job.train, local_epochs=tuning.epochs, local_steps=None)
-        site = replace(site, job=replace(site.job, train=training))
-    if tuning is not None and tuning.layers == "head" and not head_parameters(site.model):
+        training = replace(setup.job.train, local_epochs=tuning.epochs, local_steps=None)
+        setup = replace(setup, job=replace(setup.job, train=training))
+    if tuning is not None and tuning.layers == "head" and not head_parameters(setup.model):
         raise InputError(
             "--tune head: the model has no module `head` that trains; give all (in Python "
             "layers='all')"
         )
-    parts = parts_at(site.job.method, last.round)
+    parts = parts_at(setup.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}
-    desk = Desk(site, Broadcast(last.round, last.evaluated, {}, {}, since))
-    of_global = _measured(site, with_weights(site.model, desk.broadcast.weights))
-    for client in range(site.federation.num_clients):
-        num_examples = site.federation.num_examples(client)
-        p = site.federation.label_counts(client) / num_examples
+    context = RoundContext(setup, Broadcast(last.round, last.evaluated, {}, {}, since))
+    of_global = _measured(setup, with_weights(setup.model, context.broadcast.weights))
+    for client in range(setup.federation.num_clients):
+        num_examples = setup.federation.num_examples(client)
+        p = setup.federation.label_counts(client) / num_examples
         memory = workers.recall(last.memories[client]) if client in last.memories else None
-        seed = seed_of(site.job.seed, Purpose.EVALUATION, last.round, client)
-        with isolated(seed, site.device):
-            own = _own_weights(desk, parts, desk.broadcast.read_memory(memory))
-        model = with_weights(site.model, {**desk.broadcast.weights, **own})
-        accuracy, by_class = _measured(site, model) if own else of_global
+        seed = seed_of(setup.job.seed, Purpose.EVALUATION, last.round, client)
+        with isolated(seed, setup.device):
+            own = _own_weights(context, parts, context.broadcast.read_memory(memory))
+        model = with_weights(setup.model, {**context.broadcast.weights, **own})
+        accuracy, by_class = _measured(setup, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)
-        name = site.federation.client_names[client] if site.federation.client_names else None
-        row = OwnRow(client, name, num_examples, client in site.held_out, accuracy, in_local)
+        name = setup.federation.client_names[client] if setup.federation.client_names else None
+        row = OwnRow(client, name, num_examples, client in setup.held_out, accuracy, in_local)
         if tuning is not None:
-            _tune(desk, client, model, own, tuning)
-            accuracy, by_class = _measured(site, model)
+            _tune(context, client, model, own, tuning)
+            accuracy, by_class = _measured(setup, model)
             row = replace(
                 row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p)
             )
         yield row
 
 
-def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:
+def _own_weights(context: RoundContext, parts: Parts, memory: dict[str, Tree]) -> Weights:
     """The entries in which a client's own model is not the global one; empty where it is the same."""
     keeper = next((part for part in parts if defines(part, "own_model")), None)
     if keeper is not None:
         kept = memory.get(keeper.slot)
-        return {} if kept is None else keeper.own_model(desk.broadcast.weights, kept) or {}
-    return recalled(local_names(parts, desk.site.model), memory)
+        return {} if kept is None else keeper.own_model(context.broadcast.weights, kept) or {}
+    return recalled(local_names(parts, context.setup.model), memory)
 
 
-def _measured(site: Site, model: nn.Module) -> tuple[float, np.ndarray]:
+def _measured(setup: Setup, model: nn.Module) -> tuple[float, np.ndarray]:
     """A model's accuracy on the test images, and on each class (C,)."""
-    confusion = evaluate(site, in_evaluation(model), 0, len(site.federation.test)).confusion
+    confusion = evaluate(setup, in_evaluation(model), 0, len(setup.federation.test)).confusion
     return metrics.accuracy(confusion), metrics.class_accuracy(confusion)
 
 
-def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tuning) -> None:
+def _tune(
+    context: RoundContext, client: int, model: nn.Module, own: Weights, tuning: Tuning
+) -> None:
     """Train a client's own model in place."""
-    site, round = desk.site, desk.broadcast.round
+    setup, round = context.setup, context.broadcast.round
     if tuning.layers == "head":
         head = head_parameters(model)
         for name, p in parameters_of(model).items():
             p.requires_grad_(name in head)
-    seed = seed_of(site.job.seed, Purpose.TUNE, round, client)
-    with isolated(seed, site.device):
+    seed = seed_of(setup.job.seed, Purpose.TUNE, round, client)
+    with isolated(seed, setup.device):
         order = torch.Generator().manual_seed(
-            seed_of(site.job.seed, Purpose.TUNE, round, client, 1)
+            seed_of(setup.job.seed, Purpose.TUNE, round, client, 1)
         )
         local = {part.slot: None for part in TUNES}
-        losses, notes = descend(site, model, view_of(desk, client, own), TUNES, local, order)
+        losses, notes = descend(setup, model, view_of(context, client, own), TUNES, local, order)
     refuse_diverged(losses, notes, f"client {client}, while its own model was tuned", TUNES)

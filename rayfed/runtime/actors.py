@@ -19,7 +19,7 @@ from rayfed.rounds.round import Kind
 from rayfed.rounds.tasks import at_client, name_client
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.remote import apart, received
-from rayfed.runtime.worker import Bench
+from rayfed.runtime.runner import Runner
 
 
 @ray.remote
@@ -36,7 +36,7 @@ class ClientActor:
         torch.set_num_threads(threads)
         self._name = name
         self._gpu_share = gpu_share
-        self._opened: Bench | None = None
+        self._opened: Runner | None = None
 
     def __repr__(self) -> str:
         return self._name
@@ -49,14 +49,14 @@ class ClientActor:
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
     def open(
-        self, site: Sequence[ObjectRef], modules: Sequence[Source] = ()
+        self, setup: Sequence[ObjectRef], modules: Sequence[Source] = ()
     ) -> tuple[tuple[str, ...], str, Kind]:
         """Open the run; gives where that was, the device, the kind of hardware.
 
         A restarted actor must do it again.
 
         The user's `modules` are imported as they were when the run began: their files may have been
-        edited since, or be others on this node. `site` is the reference to the run's site, in a
+        edited since, or be others on this node. `setup` is the reference to the run's setup, in a
         list, so that this method waits for the data, not the actor's queue. It is no argument of
         the constructor: Ray cannot restart an actor whose constructor has arguments in the object
         store.
@@ -65,7 +65,7 @@ class ClientActor:
         device = device_given()
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        self._opened = Bench(ray.get(site[0]), device, ray.util.get_node_ip_address())
+        self._opened = Runner(ray.get(setup[0]), device, ray.util.get_node_ip_address())
         return self.where(), str(device), self._opened.kind
 
     def do(self, work: Work, values: Sequence[Any], names: Sequence[str], *objects: Any) -> Any:
@@ -80,16 +80,16 @@ class ClientActor:
         with sendable():
             return apart(work, work.run(self._worker, shared, items))
 
-    def measure_memory(self, site: Sequence[ObjectRef]) -> int:
+    def measure_memory(self, setup: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended
         GPU.
         """
         # Refuses a GPU that torch does not see.
         device_given()
-        return peak_bytes(ray.get(site[0]))
+        return peak_bytes(ray.get(setup[0]))
 
     @property
-    def _worker(self) -> Bench:
+    def _worker(self) -> Runner:
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened

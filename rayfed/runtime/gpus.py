@@ -20,7 +20,7 @@ from rayfed.base.errors import ClientFailed, InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.rounds.engine import play, start
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import got
 from rayfed.runtime.placement import Resources
@@ -89,7 +89,7 @@ def memory_cap(gpu_share: float) -> float:
 
 
 def measure_share(
-    probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], patience: float
+    probe: Any, setup: ObjectRef, nodes: Mapping[str, Resources], patience: float
 ) -> float:
     """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the
     largest client.
@@ -111,7 +111,7 @@ def measure_share(
                 "free, to measure the largest client; try again when other jobs are done, or give "
                 "the part of a GPU that a client needs, such as ray.num_gpus = 0.25"
             ) from None
-        asked = [probe.measure_memory.remote([site])]
+        asked = [probe.measure_memory.remote([setup])]
         asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
         needed, *cards = got(
             asked,
@@ -177,29 +177,29 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
     return 1 / fit
 
 
-def peak_bytes(site: Site) -> int:
+def peak_bytes(setup: Setup) -> int:
     """The most GPU memory, in bytes, that a client takes; 0 without a GPU.
 
     No other process may be on the GPU.
     """
     if not torch.cuda.is_available():
         return 0
-    rehearse(site)
+    rehearse(setup)
     free, total = torch.cuda.mem_get_info()
     # CUDA's own: some hundred MB per process.
     beside = total - free - torch.cuda.memory_reserved()
     return torch.cuda.max_memory_reserved() + max(0, beside)
 
 
-def rehearse(site: Site) -> Round:
+def rehearse(setup: Setup) -> Round:
     """Play the first round, and twice the last round (a method may switch, a client has a memory),
     by one client.
     """
-    federation, workers = site.federation, ThisProcess(site, gpu=True)
+    federation, workers = setup.federation, ThisProcess(setup, gpu=True)
     largest = max(range(federation.num_clients), key=federation.num_examples)
-    last = start(site, workers)
-    for number in (1, site.job.train.num_rounds, site.job.train.num_rounds):
-        last = play(site, replace(last, round=number - 1), workers, clients=[largest])
+    last = start(setup, workers)
+    for number in (1, setup.job.train.num_rounds, setup.job.train.num_rounds):
+        last = play(setup, replace(last, round=number - 1), workers, clients=[largest])
     return last
 
 

@@ -25,10 +25,9 @@ from rayfed.base.errors import RunFailed
 from rayfed.clients.clock import images_trained
 from rayfed.rounds.executor import AddUp, Executor, Progress, Shared, Work
 from rayfed.rounds.round import Kind, Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime import policy
 from rayfed.runtime.causes import ray_may_fail
-from rayfed.runtime.crew import TICK, Crew, Worker, named
 from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.failures import Mishap, given_up, mishap_of, own_error
 from rayfed.runtime.gauges import Gauges
@@ -37,6 +36,7 @@ from rayfed.runtime.items import Answer, Call, Item, Message, State, text_of
 from rayfed.runtime.policy import Tries, Trouble
 from rayfed.runtime.remote import bring, num_objects, to_send, together
 from rayfed.runtime.signals import refuse_to_go_on
+from rayfed.runtime.worker_group import TICK, Worker, WorkerGroup, named
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.wire import Packed, pack
 
@@ -59,15 +59,17 @@ NOT_HERE = object()
 
 
 class Pool(Executor):
-    """The actors of a crew that has come up."""
+    """The actors of a worker group that has come up."""
 
-    def __init__(self, crew: Crew, site: Site, progress: Progress, gauges: Gauges) -> None:
-        self._crew = crew
-        self._site = site
+    def __init__(
+        self, group: WorkerGroup, setup: Setup, progress: Progress, gauges: Gauges
+    ) -> None:
+        self._group = group
+        self._setup = setup
         self._progress = progress
         self._gauges = gauges
-        self._deadline = Deadline(site.job.ray.deadline)
-        self._max_retries = site.job.ray.max_retries
+        self._deadline = Deadline(setup.job.ray.deadline)
+        self._max_retries = setup.job.ray.max_retries
         self._heartbeat = Heartbeat()
         # The calls that have begun, and whose results are not all given.
         self._calls: list[Call] = []
@@ -113,11 +115,11 @@ class Pool(Executor):
 
     def kinds(self) -> list[Kind]:
         """List the kinds of hardware that workers have come up on."""
-        return list(self._crew.kinds)
+        return list(self._group.kinds)
 
     def may_end(self) -> bool:
         """Say whether Ray may soon end this process, as its head does not answer."""
-        return self._crew.head.silent
+        return self._group.head.silent
 
     @ray_may_fail()
     def round(self, round: Round) -> None:
@@ -125,7 +127,7 @@ class Pool(Executor):
         clients = [row.client for row in round.clients]
         images = self._images(clients) if clients else 0
         self._gauges.round(round, images, self._idle_share())
-        self._crew.grow()
+        self._group.grow()
 
     # The items of a call, and their results.
 
@@ -155,8 +157,8 @@ class Pool(Executor):
 
     def _images(self, clients: Sequence[int]) -> int:
         """Return on how many images these clients train in a round, each as often as it does."""
-        sizes = self._site.federation.partition.sizes[list(clients)]
-        return int(images_trained(sizes, self._site.job.train).sum())
+        sizes = self._setup.federation.partition.sizes[list(clients)]
+        return int(images_trained(sizes, self._setup.job.train).sum())
 
     def _results(self, call: Call) -> Generator[Any, None, None]:
         try:
@@ -220,7 +222,7 @@ class Pool(Executor):
         self._hand_out()
         if seconds is None:
             seconds = self._until_something_is_due()
-        for reference in self._crew.wait(list(self._working), seconds):
+        for reference in self._group.wait(list(self._working), seconds):
             message = self._ended(reference)
             with ending(message.call):
                 self._arrived(message)
@@ -239,14 +241,14 @@ class Pool(Executor):
 
     def _hand_out(self) -> None:
         """Give idle workers what waits, in the order of the calls."""
-        workers = max(1, len(self._crew.idle) + len(self._working))
+        workers = max(1, len(self._group.idle) + len(self._working))
         for call in self._calls:
-            while call.waiting and self._crew.idle:
+            while call.waiting and self._group.idle:
                 worker = self._worker_for(call.waiting[0])
                 if worker is None:
                     break
                 evenly = not call.total
-                items = call.next_message(self._crew.size if evenly else workers, evenly=evenly)
+                items = call.next_message(self._group.size if evenly else workers, evenly=evenly)
                 references = self._send(call, items, worker)
                 message = Message(call, items, worker, references, time.monotonic())
                 self._working[references[0]] = message
@@ -257,7 +259,7 @@ class Pool(Executor):
         A sum goes to a node that makes the fewest: what it adds comes over the node's link. An item
         at which a GPU has failed goes to another GPU, if there is one.
         """
-        idle = self._crew.idle
+        idle = self._group.idle
         if item.parts:
             sums = Counter(m.worker.node_id for m in self._working.values() if m.items[0].parts)
             worker = min(idle, key=lambda one: sums[one.node_id])
@@ -267,7 +269,7 @@ class Pool(Executor):
             if not others and busy:
                 return None
             worker = (others or idle)[0]
-        self._crew.take(worker)
+        self._group.take(worker)
         return worker
 
     def _send(self, call: Call, items: Sequence[Item], worker: Worker) -> list[ObjectRef]:
@@ -308,7 +310,7 @@ class Pool(Executor):
         except RayError as error:
             self._failed(message, error)
             return
-        self._crew.free(worker)
+        self._group.free(worker)
         now = time.monotonic()
         self._deadline.took(message.kind, message.size, now - message.since)
         # First of all: the worker waits for it.
@@ -339,7 +341,7 @@ class Pool(Executor):
 
     def _act(self, call: Call, mishap: Mishap) -> None:
         """Do what the policy decides. Raises `RunFailed` where that is the end of the run."""
-        items, worker, head = mishap.items, mishap.worker, self._crew.head
+        items, worker, head = mishap.items, mishap.worker, self._group.head
         if mishap.trouble is Trouble.WORKER and head.memory_was_full(worker.process):
             mishap = replace(mishap, out_of_memory=True)
         tries = Tries(
@@ -377,11 +379,11 @@ class Pool(Executor):
     def _settle(self, worker: Worker, fate: policy.Worker) -> None:
         """Do with a worker what the policy decides."""
         if fate is policy.Worker.KEEP:
-            self._crew.free(worker)
+            self._group.free(worker)
         elif fate is policy.Worker.REPLACE:
-            self._crew.replace_after_fault(worker)
+            self._group.replace_after_fault(worker)
         else:
-            self._crew.open(worker, kill=fate is policy.Worker.RESTART)
+            self._group.open(worker, kill=fate is policy.Worker.RESTART)
 
     # Time.
 
@@ -397,7 +399,7 @@ class Pool(Executor):
         worked = self._worked + sum(now - message.since for message in self._working.values())
         self._looked = now, worked
         # Workers may have gone.
-        return max(0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then)))
+        return max(0.0, 1 - (worked - before) / max(1e-9, self._group.size * (now - then)))
 
     def _due(self, message: Message) -> float:
         """Return when an answer would be late. It may become earlier, as others are answered."""
@@ -411,7 +413,7 @@ class Pool(Executor):
     def _awaited(self) -> list[str]:
         messages = self._working.values()
         work = [f"{text_of(message.items)} on {message.worker}" for message in messages]
-        return [*self._coming, *work, *self._crew.awaited()]
+        return [*self._coming, *work, *self._group.awaited()]
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from rayfed.base.files import is_installed
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Part, parts_at
 from rayfed.rounds.client_work import Reply
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of
 
@@ -29,14 +29,14 @@ LIBRARIES = frozenset({"rayfed", "torch", "torchvision", "timm", "peft"})
 RAYFED = str(Path(__file__).parents[1])
 
 
-def users_own(site: Site, round: int) -> list[Part | nn.Module]:
+def users_own(setup: Setup, round: int) -> list[Part | nn.Module]:
     """The parts and the modules of the model that are the user's."""
-    every: list[Part | nn.Module] = [*parts_at(site.job.method, round), *site.model.modules()]
+    every: list[Part | nn.Module] = [*parts_at(setup.job.method, round), *setup.model.modules()]
     own = [one for one in every if _of_user(type(one))]
     # A function of the user's makes a model of torch's own modules, and may have hung hooks on
     # them.
-    if ":" in site.job.model.name and site.model not in own:
-        own.append(site.model)
+    if ":" in setup.job.model.name and setup.model not in own:
+        own.append(setup.model)
     return own
 
 

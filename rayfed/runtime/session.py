@@ -27,10 +27,9 @@ from rayfed.base.noted import STARTING, at
 from rayfed.job import RayOptions
 from rayfed.models.sending import make_sendable
 from rayfed.rounds.executor import Progress, no_progress
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
 from rayfed.runtime.causes import SAID, end_of_ray, may_pass, ray_may_fail
-from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.environment import variables
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
@@ -46,6 +45,7 @@ from rayfed.runtime.placement import (
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.proxies import without_proxy_here
 from rayfed.runtime.signals import ending_in_time, stopping
+from rayfed.runtime.worker_group import WorkerGroup, new_actor
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import state
 
@@ -156,13 +156,13 @@ def machine() -> Resources:
 
 @contextmanager
 def open_actors(
-    site: Site, progress: Progress = no_progress, *, other_bits: bool = False
+    setup: Setup, progress: Progress = no_progress, *, other_bits: bool = False
 ) -> Iterator[Pool]:
     """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
-    asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
+    asked, name, cohort = setup.job.ray, setup.job.name, setup.job.train.clients_per_round
     head, reference = (
         Head(asked.labels),
-        site.reference if isinstance(site, Stored) else ray.put(site),
+        setup.reference if isinstance(setup, Stored) else ray.put(setup),
     )
     nodes = list(head.known().values())
     options, most = (
@@ -183,15 +183,15 @@ def open_actors(
     if "auto" in (asked.actors, asked.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
-    warn_of_small_stores(num_bytes(state(site.model)), nodes)
-    crew = Crew(options, name, site, reference, most, head, other_bits)
-    with closing(Gauges(name, site.job.train.num_rounds)) as gauges, ending_with_its_node():
+    warn_of_small_stores(num_bytes(state(setup.model)), nodes)
+    group = WorkerGroup(options, name, setup, reference, most, head, other_bits)
+    with closing(Gauges(name, setup.job.train.num_rounds)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
-                crew.start(wanted(options, list(head.known().values()), cohort))
-            yield Pool(crew, site, progress, gauges)
+                group.start(wanted(options, list(head.known().values()), cohort))
+            yield Pool(group, setup, progress, gauges)
         finally:
-            crew.end()
+            group.end()
 
 
 def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
@@ -210,8 +210,8 @@ def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: i
 
 
 @dataclass(frozen=True, eq=False)
-class Stored(Site):
-    """A site whose arrays lie in Ray's store, where this process reads them in place, as the actors
+class Stored(Setup):
+    """A setup whose arrays lie in Ray's store, where this process reads them in place, as the actors
     of its node do.
     """
 
@@ -234,17 +234,17 @@ def refuse_unsendable(name: str, model: nn.Module) -> None:
 
 
 @ray_may_fail()
-def stored(site: Site) -> Stored:
-    """Put the site into the store. Who drops `site` for the result keeps no second copy."""
-    reference = ray.put(site)
-    there: Site = ray.get(reference)
+def stored(setup: Setup) -> Stored:
+    """Put the setup into the store. Who drops `setup` for the result keeps no second copy."""
+    reference = ray.put(setup)
+    there: Setup = ray.get(reference)
     return Stored(
-        site.model,
+        setup.model,
         there.federation,
-        site.job,
-        site.device,
+        setup.job,
+        setup.device,
         there.trace,
-        writes_to_inputs=site.writes_to_inputs,
+        writes_to_inputs=setup.writes_to_inputs,
         reference=reference,
     )
 

@@ -24,7 +24,7 @@ from rayfed.methods.registry import describe
 from rayfed.models.settings import Adapt, Model
 from rayfed.rounds.observer import Observer, Outcome, Run
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 
@@ -63,8 +63,8 @@ class Lines(Observer):
         self._quiet = quiet
 
     def started(self, run: Run) -> None:
-        self._num_rounds = run.site.job.train.num_rounds
-        self._say(header(run.site))
+        self._num_rounds = run.setup.job.train.num_rounds
+        self._say(header(run.setup))
 
     def round(self, round: Round) -> None:
         self._say(round_line(round, self._num_rounds))
@@ -83,10 +83,10 @@ class Bar(Observer):
 
     def started(self, run: Run) -> None:
         self._progress.start()
-        text = header(run.site)
+        text = header(run.setup)
         to_log(text)
         print(text, flush=True)
-        self._total = run.site.job.train.num_rounds
+        self._total = run.setup.job.train.num_rounds
         self._round = 0
         self._evaluated = "not evaluated"
         empty: dict[str, Any] = {
@@ -155,11 +155,11 @@ def bar_on(console: Console) -> Progress:
     )
 
 
-def header(site: Site) -> str:
+def header(setup: Setup) -> str:
     """The run that is about to start, in a few lines."""
-    job, federation = site.job, site.federation
-    parameters = sum(parameter.numel() for parameter in site.model.parameters())
-    training = sum(parameter.numel() for parameter in parameters_of(site.model).values())
+    job, federation = setup.job, setup.federation
+    parameters = sum(parameter.numel() for parameter in setup.model.parameters())
+    training = sum(parameter.numel() for parameter in parameters_of(setup.model).values())
     frozen = f", of which {training:,} train" if training < parameters else ""
     lines = {
         "name": job.name,

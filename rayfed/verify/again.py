@@ -9,7 +9,7 @@ from rayfed.folder.tables import COLUMNS, EVALUATED, round_rows
 from rayfed.rounds import engine
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import dotted, leaves
 from rayfed.tensors.wire import unpack
 from rayfed.verify.numbers import Key, Numbers, differing, of_tables
@@ -24,7 +24,7 @@ OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {"forgetting"}
 class Again:
     """Plays a run again, in this process, and compares it with what was recorded."""
 
-    site: Site
+    setup: Setup
     workers: Executor
     # From checkpoints, by their number.
     kept: Mapping[int, Round]
@@ -36,13 +36,13 @@ class Again:
         """Evaluate checkpoints, then play rounds, ascending; with `clients`, only so many of each
         train, alone.
         """
-        last = engine.start(self.site, self.workers)
+        last = engine.start(self.setup, self.workers)
         starts = {0: last, **self.kept}
         yield self._compare(last, "the initial model")
         for round in self.kept.values():
-            if self.site.job.train.evaluates(round.round):
-                results = engine.begin_evaluation(self.site, self.workers, round)
-                again = engine.evaluated(self.site, round, results)
+            if self.setup.job.train.evaluates(round.round):
+                results = engine.begin_evaluation(self.setup, self.workers, round)
+                again = engine.evaluated(self.setup, round, results)
                 yield self._compare(
                     again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS
                 )
@@ -51,18 +51,18 @@ class Again:
             start = max(start for start in starts if start < number)
             last = last if start <= last.round < number else starts[start]
             while last.round < number - bool(clients):
-                last = engine.play(self.site, last, self.workers)
+                last = engine.play(self.setup, last, self.workers)
                 yield self._compare(last, "played again")
             if clients:
                 yield self._train(last, clients)
 
     def _train(self, last: Round, clients: int) -> Check:
         """So many clients of the round after `last`, drawn anew each time."""
-        opening = engine.open_round(self.site, last, self.workers)
+        opening = engine.open_round(self.setup, last, self.workers)
         trained = [client for task in opening.to_train for client in task]
         drawn = sorted(random.sample(trained, min(clients, len(trained))))
         tasks = [(client,) for client in drawn]
-        replies = engine.train(self.site, self.workers, opening.broadcast, tasks, last.memories)
+        replies = engine.train(self.setup, self.workers, opening.broadcast, tasks, last.memories)
         rows = tuple(client.row for reply in replies for client in reply.clients)
         again = replace(last, round=last.round + 1, evaluation=None, clients=rows)
         what = f"clients {', '.join(map(str, drawn))} trained again"
@@ -71,7 +71,7 @@ class Again:
     def _compare(
         self, again: Round, what: str, wanted: Callable[[Key], bool] = lambda place: True
     ) -> Check:
-        numbers = of_tables(round_rows(again, self.site)) | of_checkpoint(again, self.workers)
+        numbers = of_tables(round_rows(again, self.setup)) | of_checkpoint(again, self.workers)
         right = {
             place: number
             for place, number in numbers.items()

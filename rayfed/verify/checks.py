@@ -27,8 +27,8 @@ from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
 from rayfed.job import Job, differences, other_lineage
-from rayfed.rounds.site import Site, open_site
-from rayfed.runtime.workers import open_workers
+from rayfed.rounds.setup import Setup, open_setup
+from rayfed.runtime.executors import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
 from rayfed.verify.numbers import Numbers, Row, differing, of_tables, place_of
 
@@ -85,13 +85,13 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
     is_record = "checkpoints" in began
     saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
     yield "checkpoints", f"whole, of rounds {[*saved]}" if saved else "there are none", torn
-    site = open_site(job)
-    with open_workers(site, on_ray=False) as workers:
-        here, times = environment(site, workers), [began, *began.get("resumed", [])]
+    setup = open_setup(job)
+    with open_workers(setup, on_ray=False) as workers:
+        here, times = environment(setup, workers), [began, *began.get("resumed", [])]
         if times[-1].get("job") == job.hash(with_paths=True):
             # A record of the time when paths were part of a job's hash.
             here["job"] = times[-1]["job"]
-        foreign = _foreign(site, here, times, saved)
+        foreign = _foreign(setup, here, times, saved)
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
             # Every number would be another.
@@ -99,15 +99,15 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
         tables = _tables(folder)
         recorded = of_tables(tables)
         changed = [
-            fault for last in [*saved.values()][-1:] for fault in _changed(site, recorded, last)
+            fault for last in [*saved.values()][-1:] for fault in _changed(setup, recorded, last)
         ]
-        changed += _odd_rows(tables) + _of_another_partition(folder, site, is_record)
+        changed += _odd_rows(tables) + _of_another_partition(folder, setup, is_record)
         also = (
             f"as in the checkpoint of round {max(saved)}" if saved else "no checkpoint has them too"
         )
         yield "tables", also, changed
         if not changed:
-            apart = _apart(site, tables, recorded, summary)
+            apart = _apart(setup, tables, recorded, summary)
             yield "tables", "accuracies, and the summary, follow from the other numbers", apart
         others = {
             line: ""
@@ -125,13 +125,13 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
             [],
         )
         played = [row["round"] for row in tables["rounds"] if row["round"]]
-        kept = {number: each.restore(site, workers) for number, each in saved.items()}
+        kept = {number: each.restore(setup, workers) for number, each in saved.items()}
         recorded |= {
             at: number
             for round in kept.values()
             for at, number in of_checkpoint(round, workers).items()
         }
-        again = Again(site, workers, kept, recorded, WITHIN if others else 0.0)
+        again = Again(setup, workers, kept, recorded, WITHIN if others else 0.0)
         # Where bits may differ, rounding grows from round to round: then only rounds after a
         # checkpoint can be compared.
         again_played = to_play(played, saved, every=every and not others, quick=quick)
@@ -180,7 +180,7 @@ def _checkpoints(
 
 
 def _foreign(
-    site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
+    setup: Setup, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
 ) -> list[str]:
     """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and
     jobs of checkpoints.
@@ -200,7 +200,7 @@ def _foreign(
     for number, each in saved.items():
         its_job = lineage_of(each.manifest["job"])
         faults += other_lineage(
-            its_job, site.job.lineage(), f"in the checkpoint of round {number}", "in job.toml"
+            its_job, setup.job.lineage(), f"in the checkpoint of round {number}", "in job.toml"
         )
     return faults
 
@@ -252,7 +252,7 @@ def _odd_rows(tables: Mapping[str, list[Row]]) -> list[str]:
     ]
 
 
-def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str]:
+def _of_another_partition(folder: Path, setup: Setup, is_record: bool) -> list[str]:
     """Where the table of the partition does not have the images that the job deals; a record may be
     without it.
     """
@@ -260,29 +260,30 @@ def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str
         table = read_table(folder, "partition")
     except (OSError, pa.ArrowException) as error:
         return [f"partition.parquet cannot be read: {error}"]
-    if (is_record and not table.num_rows) or table.equals(partition_table(site.federation)):
+    if (is_record and not table.num_rows) or table.equals(partition_table(setup.federation)):
         return []
     return [
         "partition.parquet is missing, or has other clients, counts or images than the job deals"
     ]
 
 
-def _changed(site: Site, recorded: Numbers, saved: Saved) -> list[str]:
+def _changed(setup: Setup, recorded: Numbers, saved: Saved) -> list[str]:
     """Which numbers are not as a checkpoint has them, or are not in it."""
     tables = {
-        name: without_extra(name, saved.table(name), site.job.train).to_pylist() for name in RESULTS
+        name: without_extra(name, saved.table(name), setup.job.train).to_pylist()
+        for name in RESULTS
     }
     more = {place: "nothing" for place in recorded if place[0] <= saved.round}
     return differing(recorded, more | of_tables(tables), "in the checkpoint")
 
 
 def _apart(
-    site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts
+    setup: Setup, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts
 ) -> list[str]:
     """Which accuracies are not those of all classes together, and where the summary is not that of
     the tables.
     """
-    data = site.federation
+    data = setup.federation
     images = dict(
         zip(
             data.train.classes,
@@ -306,11 +307,11 @@ def _apart(
     there = {key: summary.get(key, "") for key in whole}
     faults = differing(recorded, right, "by the classes")
     faults += differences(there, whole, "in summary.json", "in the tables")
-    played, wanted = whole["rounds"], site.job.train.num_rounds
+    played, wanted = whole["rounds"], setup.job.train.num_rounds
     if (
         summary.get("status") == "done"
         and played < wanted
-        and not early_end(site.job.train, tables["rounds"])
+        and not early_end(setup.job.train, tables["rounds"])
     ):
         faults.append(
             f"status is done in summary.json, with {played} of {wanted} rounds in the tables"

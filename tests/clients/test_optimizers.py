@@ -72,27 +72,29 @@ def test_the_first_step_of_adam_by_hand():
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_two_rounds_of_one_client_are_torchs_with_a_new_optimizer_in_each(make_site, play, name):
+def test_two_rounds_of_one_client_are_torchs_with_a_new_optimizer_in_each(make_setup, play, name):
     setting = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
         "num_rounds": 2,
         "optimizer": name,
     }
-    site = make_site(fedavg(), momentum=0.9 if name == "sgd" else 0.0, lr_decay=1.0, **setting)
-    training, weights, data = site.job.train, state_of(site.model), site.federation
+    setup = make_setup(fedavg(), momentum=0.9 if name == "sgd" else 0.0, lr_decay=1.0, **setting)
+    training, weights, data = setup.job.train, state_of(setup.model), setup.federation
     rows = data.client(0)
     images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(
         torch.arange(len(rows))
     )
     labels = torch.from_numpy(data.train.labels[rows])
-    played = play(make_site(fedavg(), momentum=training.momentum, lr_decay=1.0, **setting))
+    played = play(make_setup(fedavg(), momentum=training.momentum, lr_decay=1.0, **setting))
     for round in played[1:]:
-        model = site.model.train()
+        model = setup.model.train()
         model.load_state_dict(weights)
         options = {"momentum": training.momentum, "weight_decay": training.weight_decay}
         optimizer = THEIRS[name](model.parameters(), lr=training.lr, **options)
-        rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round.round, 0))
+        rng = torch.Generator().manual_seed(
+            seed_of(setup.job.seed, Purpose.BATCHES, round.round, 0)
+        )
         for index in batches(len(rows), training, rng):
             optimizer.zero_grad()
             F.cross_entropy(model(images[index]), labels[index]).backward()
@@ -117,9 +119,9 @@ def test_a_gradient_is_clipped_by_its_norm_over_all_parameters():
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_bound_that_no_gradient_reaches_changes_no_bit(make_site, play, name):
+def test_a_bound_that_no_gradient_reaches_changes_no_bit(make_setup, play, name):
     setting = {"optimizer": name, "momentum": 0.0, "num_rounds": 2}
-    free, bound = (play(make_site(fedntd(), clip=clip, **setting))[-1] for clip in (0.0, 1e30))
+    free, bound = (play(make_setup(fedntd(), clip=clip, **setting))[-1] for clip in (0.0, 1e30))
     assert all(torch.equal(bound.weights[entry], tensor) for entry, tensor in free.weights.items())
 
 
@@ -131,18 +133,18 @@ class Pull(Part):
         return 1e4 * torch.stack([p.sum() for p in batch.parameters.values()]).sum()
 
 
-def test_the_terms_of_all_parts_are_clipped_together(make_site, play):
+def test_the_terms_of_all_parts_are_clipped_together(make_setup, play):
     setting = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
         "num_rounds": 1,
         "local_steps": 1,
     }
-    site = make_site(compose(Pull()), clip=0.5, weight_decay=0.0, **setting)
-    before, after = (round.weights for round in play(site))
-    names = parameters_of(site.model)
+    setup = make_setup(compose(Pull()), clip=0.5, weight_decay=0.0, **setting)
+    before, after = (round.weights for round in play(setup))
+    names = parameters_of(setup.model)
     moved = squared_distance({name: before[name] for name in names}, after).sqrt().item()
-    assert math.isclose(moved, site.job.train.lr * 0.5, rel_tol=1e-3)
+    assert math.isclose(moved, setup.job.train.lr * 0.5, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

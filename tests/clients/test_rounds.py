@@ -28,16 +28,16 @@ CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "de
 
 
 @pytest.fixture
-def shy(make_site):
-    """Make a site whose clients take part by some settings; a trace is given as (round, client,
+def shy(make_setup):
+    """Make a setup whose clients take part by some settings; a trace is given as (round, client,
     drops).
     """
 
     def shy(method, settings=SHY, trace=None, **training):
-        site = make_site(method, **{"num_rounds": 6, "clients_per_round": 3, **training})
+        setup = make_setup(method, **{"num_rounds": 6, "clients_per_round": 3, **training})
         settings = Participation(**settings, **({"trace": str(trace)} if trace else {}))
-        read = read_trace(str(trace), site.federation.num_clients) if trace else None
-        return replace(site, job=replace(site.job, clients=settings), trace=read)
+        read = read_trace(str(trace), setup.federation.num_clients) if trace else None
+        return replace(setup, job=replace(setup.job, clients=settings), trace=read)
 
     return shy
 
@@ -55,8 +55,8 @@ def gaps(tmp_path):
 class Counting(ThisProcess):
     """Counts whom it trains and surveys."""
 
-    def __init__(self, site):
-        super().__init__(site)
+    def __init__(self, setup):
+        super().__init__(setup)
         self.trained, self.surveyed = [], []
 
     def map(self, work, items, shared):
@@ -70,10 +70,10 @@ class Counting(ThisProcess):
 
 @pytest.mark.parametrize("method", [m.fedavg(), m.fedcsd(), m.scaffold()])
 def test_only_those_that_answer_work_and_the_bytes_of_all_chosen_count(shy, play, method):
-    site = shy(method, {**SHY, **CLOCK})
-    workers = Counting(site)
-    _, *run = play(site, workers)
-    cohorts = [cohort_of(site, round.round) for round in run]
+    setup = shy(method, {**SHY, **CLOCK})
+    workers = Counting(setup)
+    _, *run = play(setup, workers)
+    cohorts = [cohort_of(setup, round.round) for round in run]
     answered = [
         (round.round, cohort.answered)
         for round, cohort in zip(run, cohorts, strict=True)
@@ -96,12 +96,12 @@ def test_only_those_that_answer_work_and_the_bytes_of_all_chosen_count(shy, play
 
 
 def test_the_average_is_that_of_those_that_answer(shy):
-    site = shy(m.fedavg())
-    workers, last = ThisProcess(site), start(site, ThisProcess(site))
-    found = play(site, last, workers)
-    cohort = cohort_of(site, 1)
+    setup = shy(m.fedavg())
+    workers, last = ThisProcess(setup), start(setup, ThisProcess(setup))
+    found = play(setup, last, workers)
+    cohort = cohort_of(setup, 1)
     assert 0 < len(cohort.answered) < len(cohort.chosen)
-    alone = play(site, last, workers, clients=cohort.answered)
+    alone = play(setup, last, workers, clients=cohort.answered)
     torch.testing.assert_close(found.weights, alone.weights, rtol=0, atol=0)
     assert alone.notes == {}, "clients that are given all train"
 
@@ -131,9 +131,9 @@ def test_an_empty_round_changes_nothing_and_the_run_goes_on(
         return map(workers, work, items, shared)
 
     monkeypatch.setattr(ThisProcess, "map", noting)
-    site = shy(m.compose(Diary(), m.ServerMomentum(0.5)), {}, gaps)
+    setup = shy(m.compose(Diary(), m.ServerMomentum(0.5)), {}, gaps)
     with caplog.at_level(logging.WARNING):
-        run = play(site)
+        run = play(setup)
     assert [len(round.clients) for round in run] == [0, 2, 0, 3, 0, 1, 1]
     assert asked == [1, 3, 5, 6], "on Ray, a stage that nobody waits for would keep what was sent"
     told = [record.message for record in caplog.records if record.name == "rayfed.rounds.engine"]

@@ -147,13 +147,13 @@ def test_a_schedule_of_ones_own_that_gives_no_rate_is_refused(own, name, values,
         own(name, **values)
 
 
-def test_a_schedule_is_what_clients_train_with(make_site, play):
+def test_a_schedule_is_what_clients_train_with(make_setup, play):
     """Half the rate by a warm-up, and half of twice the rate by a decay: the same round, and the
     same next one.
     """
-    warm = make_site(fedavg(), lr_decay=1.0, lr=0.1, schedule=Constant(warmup=1), num_rounds=1)
-    cold = make_site(fedavg(), lr_decay=1.0, lr=0.05, num_rounds=1)
-    one, other = (play(site)[-1].weights for site in (warm, cold))
+    warm = make_setup(fedavg(), lr_decay=1.0, lr=0.1, schedule=Constant(warmup=1), num_rounds=1)
+    cold = make_setup(fedavg(), lr_decay=1.0, lr=0.05, num_rounds=1)
+    one, other = (play(setup)[-1].weights for setup in (warm, cold))
     assert all(torch.equal(other[name], w) for name, w in one.items())
 
 
@@ -218,7 +218,7 @@ def test_whole_epochs_are_whole_numbers():
 
 @pytest.mark.parametrize(("epochs", "steps"), [(0.5, 1), (1.5, 3), (0.3, 1)])
 @pytest.mark.parametrize("method", [fedntd(), fednova()])
-def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, steps):
+def test_parts_of_epochs_are_so_many_steps(make_setup, play, method, epochs, steps):
     """The teacher too: it is asked for all images at once only where all are used."""
     setting = {
         "counts": [[5, 5, 0, 0], [0, 3, 7, 0], [1, 2, 3, 4]],
@@ -226,8 +226,8 @@ def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, step
         "num_rounds": 2,
     }
     # Of two batches each.
-    by_epochs = play(make_site(method, local_epochs=epochs, **setting))[-1]
-    by_steps = play(make_site(method, local_epochs=1, local_steps=steps, **setting))[-1]
+    by_epochs = play(make_setup(method, local_epochs=epochs, **setting))[-1]
+    by_steps = play(make_setup(method, local_epochs=1, local_steps=steps, **setting))[-1]
     assert all(torch.equal(by_steps.weights[name], w) for name, w in by_epochs.weights.items())
 
 

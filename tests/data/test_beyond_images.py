@@ -30,7 +30,7 @@ from rayfed.methods import RECIPES
 from rayfed.models.classifier import has_features
 from rayfed.models.registry import MODELS, build_model
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.runtime.this_process import ThisProcess
 
 CPU = torch.device("cpu")
@@ -235,7 +235,7 @@ def test_nothing_is_learnt_from_a_single_class(folder, tmp_path, labels):
         InputError,
         match=f"all labels are '{labels[0]}', and with a single class there is nothing to",
     ):
-        open_site(read_job(tables))
+        open_setup(read_job(tables))
     (tmp_path / "job.toml").write_text(tomli_w.dumps(tables))
     done = CliRunner().invoke(main, ["data", str(tmp_path / "job.toml")])
     assert (
@@ -274,10 +274,10 @@ def test_the_command_describes_them(folder, tmp_path, make, said):
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
 def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
-    site = open_site(read_job(make(folder, count=600).table(), {"train.num_rounds": 8}))
-    played = list(rounds(site, ThisProcess(site)))
+    setup = open_setup(read_job(make(folder, count=600).table(), {"train.num_rounds": 8}))
+    played = list(rounds(setup, ThisProcess(setup)))
     assert played[-1].test_accuracy > max(0.85, played[0].test_accuracy + 0.25)
-    assert bits(played[-1]) == bits([*rounds(site, ThisProcess(site))][-1])
+    assert bits(played[-1]) == bits([*rounds(setup, ThisProcess(setup))][-1])
 
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
@@ -288,13 +288,13 @@ def test_every_method_trains_on_them(folder, name, make):
         with pytest.raises(
             InputError, match="along a gradient, and those of this model are token numbers"
         ):
-            open_site(make(folder, name))
+            open_setup(make(folder, name))
         return
-    site = open_site(make(folder, name, count=400))
-    *_, last = rounds(site, ThisProcess(site))
+    setup = open_setup(make(folder, name, count=400))
+    *_, last = rounds(setup, ThisProcess(setup))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
     assert any(
-        not torch.equal(tensor, site.model.state_dict()[key])
+        not torch.equal(tensor, setup.model.state_dict()[key])
         for key, tensor in last.weights.items()
     )
 
@@ -303,7 +303,7 @@ def test_fedalign_takes_a_stage_that_begins_after_the_embedding(folder):
     tables = of_topics(folder, "fedalign").table() | {
         "model": {"name": "text", "embedding": 16, "hidden": 16}
     }
-    *_, last = rounds(site := open_site(read_job(tables)), ThisProcess(site))
+    *_, last = rounds(setup := open_setup(read_job(tables)), ThisProcess(setup))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
 
 
@@ -311,10 +311,10 @@ def test_the_guides_text_and_job_learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     section = DATA_GUIDE.read_text().partition("## Text, tokens and tables")[2]
     exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
-    site = open_site(
+    setup = open_setup(
         read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.DOTALL)[1]))
     )
-    assert [round.test_accuracy > 0.9 for round in rounds(site, ThisProcess(site))][-1]
+    assert [round.test_accuracy > 0.9 for round in rounds(setup, ThisProcess(setup))][-1]
 
 
 def test_padding_changes_no_output():

@@ -31,7 +31,7 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.models.registry import build_model
 from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.round import Round
-from rayfed.rounds.site import Site, open_site
+from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 
@@ -56,7 +56,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def site(tmp_path):
+def setup(tmp_path):
     # Checkpoints after 1, 4, 8, and the end.
     output = {
         "path": str(tmp_path / "runs"),
@@ -65,7 +65,7 @@ def site(tmp_path):
     }
     job = make_job({"name": "run", "output": output, "ray": {"mode": "off"}})
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
-    return Site(
+    return Setup(
         nn.Linear(1, 1),
         federate(Dataset(samples, samples), Iid(num_clients=4)),
         job,
@@ -79,9 +79,9 @@ def a_round(number):
     return Round(number, weights, {}, {}, evaluation, np.ones(2), None if right is None else 0.0)
 
 
-def keep(site, until=9, saved=None, force=False):
+def keep(setup, until=9, saved=None, force=False):
     """Keep the rounds after a checkpoint, or all of them."""
-    with Keeper(site, ThisProcess(site), saved, force=force) as keeper:
+    with Keeper(setup, ThisProcess(setup), saved, force=force) as keeper:
         for number in range(saved.round + 1 if saved else 0, until + 1):
             keeper.round(a_round(number))
     return keeper.path
@@ -104,8 +104,8 @@ def assert_none(path):
 
 
 @pytest.mark.parametrize("until", BEST)
-def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go(site, until):
-    path = keep(site, until)
+def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go(setup, until):
+    path = keep(setup, until)
     assert_best(path, BEST[until])
     last = {
         f"round-{number:05d}"
@@ -118,11 +118,11 @@ def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go
 
 
 def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_round(
-    site, monkeypatch
+    setup, monkeypatch
 ):
     write, written = Folder.write, []
     monkeypatch.setattr(Folder, "write", lambda *given: (written.append(given[1]), write(*given)))
-    keep(site)
+    keep(setup)
     kinds = [
         name.rpartition(".")[0][:11]
         for name in written
@@ -141,7 +141,7 @@ def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_ro
 
 
 @pytest.mark.slow
-def test_it_is_right_wherever_the_run_is_killed(site, monkeypatch):
+def test_it_is_right_wherever_the_run_is_killed(setup, monkeypatch):
     """At each file that it writes; then it is opened and closed, then it goes on to the end."""
     write, place, count = Folder.write, 0, 0
 
@@ -152,39 +152,39 @@ def test_it_is_right_wherever_the_run_is_killed(site, monkeypatch):
             raise Killed
         write(self, *given)
 
-    path, survived, states = folder_of(site.job), False, set()
+    path, survived, states = folder_of(setup.job), False, set()
     while not survived:
         place, count = place + 1, 0
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "write", counted)
             try:
-                keep(site, force=True)
+                keep(setup, force=True)
                 survived = True
             except Killed:
                 pass
-        if (saved := newest(checkpoints_of(site.job))) is None:
+        if (saved := newest(checkpoints_of(setup.job))) is None:
             continue
-        keep(site, saved.round, saved)
+        keep(setup, saved.round, saved)
         states.add((saved.round, there := (path / "checkpoints/best.safetensors").exists()))
         (assert_best if there else assert_none)(path, *([BEST[saved.round]] if there else []))
-        keep(site, 9, saved)
+        keep(setup, 9, saved)
         assert_best(path, 7)
     # Also between the file and its checkpoint: round 1 was the best then.
     assert {(1, True), (1, False), (4, True), (4, False), (9, True)} <= states
 
 
-def test_it_moves_with_the_run_to_another_folder_of_checkpoints(site, tmp_path):
-    keep(site, 5)
-    output = replace(site.job.output, checkpoints=str(tmp_path / "elsewhere"))
-    moved = replace(site, job=replace(site.job, name="moved", output=output))
-    path = keep(moved, 6, newest(checkpoints_of(site.job)))
+def test_it_moves_with_the_run_to_another_folder_of_checkpoints(setup, tmp_path):
+    keep(setup, 5)
+    output = replace(setup.job.output, checkpoints=str(tmp_path / "elsewhere"))
+    moved = replace(setup, job=replace(setup.job, name="moved", output=output))
+    path = keep(moved, 6, newest(checkpoints_of(setup.job)))
     file = tmp_path / "elsewhere/moved/best.safetensors"
     assert load_file(file)["w"].item() == 3 and read_summary(path)["best"]["weights"] == str(file)
 
 
 @pytest.mark.parametrize("damage", ["empty", "bit", "pipe", "folder", "missing"])
-def test_a_damaged_file_is_not_used_and_a_better_round_writes_it_again(site, damage, caplog):
-    path = keep(site, 5)
+def test_a_damaged_file_is_not_used_and_a_better_round_writes_it_again(setup, damage, caplog):
+    path = keep(setup, 5)
     file = path / "checkpoints/best.safetensors"
     content = file.read_bytes()
     file.unlink()
@@ -195,22 +195,22 @@ def test_a_damaged_file_is_not_used_and_a_better_round_writes_it_again(site, dam
         "folder": file.mkdir,
         "missing": lambda: None,
     }[damage]()
-    keep(site, 6, newest(checkpoints_of(site.job)))
+    keep(setup, 6, newest(checkpoints_of(setup.job)))
     assert (
         "'best.safetensors' is damaged, missing, or of a round after 5: it is not used"
         in caplog.text
     )
     assert "weights" not in read_summary(path)["best"]
-    keep(site, 9, newest(checkpoints_of(site.job)))
+    keep(setup, 9, newest(checkpoints_of(setup.job)))
     assert_best(path, 7)
 
 
-def test_a_new_run_over_it_has_its_own(site):
-    keep(site)
-    assert_best(keep(site, 2, force=True), 1)
+def test_a_new_run_over_it_has_its_own(setup):
+    keep(setup)
+    assert_best(keep(setup, 2, force=True), 1)
 
 
-def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, monkeypatch):
+def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(setup, monkeypatch):
     """The extra evaluations at its old ends are the best of all, and count as long as the run ends
     there.
     """
@@ -218,12 +218,12 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
 
     def extended(*ends):
         for end in ends:
-            training = replace(site.job.train, num_rounds=end, eval_every=3)
+            training = replace(setup.job.train, num_rounds=end, eval_every=3)
             ending = replace(
-                site,
-                job=replace(site.job, train=training, output=replace(site.job.output, every=1)),
+                setup,
+                job=replace(setup.job, train=training, output=replace(setup.job.output, every=1)),
             )
-            saved = newest(checkpoints_of(site.job)) if end != ends[0] else None
+            saved = newest(checkpoints_of(setup.job)) if end != ends[0] else None
             with Keeper(ending, ThisProcess(ending), saved, force=saved is None) as keeper:
                 for number in range(saved.round + 1 if saved else 0, end + 1):
                     round = a_round(number)
@@ -259,10 +259,10 @@ def test_the_best_and_the_final_weights_are_those_that_were_evaluated(tmp_path):
         "ray": {"mode": "off"},
     }
     result = rayfed.run({**job, "output": {"path": str(tmp_path)}})
-    site, best = open_site(make_job(job)), read_summary(result.path)["best"]
+    setup, best = open_setup(make_job(job)), read_summary(result.path)["best"]
     of_rounds = result.rounds.column("test_accuracy").to_pylist()
     for weights, number in ((result.weights, 3), (load_file(best["weights"]), best["round"])):
-        evaluation = evaluate(site, with_weights(site.model, weights).eval(), 0, 10_000)
+        evaluation = evaluate(setup, with_weights(setup.model, weights).eval(), 0, 10_000)
         assert metrics.accuracy(evaluation.confusion) == of_rounds[number]
     again = rayfed.resume(result.path)
     assert all(torch.equal(again.weights[name], w) for name, w in result.weights.items())

@@ -43,38 +43,38 @@ METHODS = [
 ]
 
 
-def checkpoints(folder, site, saved=None):
+def checkpoints(folder, setup, saved=None):
     hashes = {
-        "data": site.federation.hash(),
-        "contents": site.federation.contents(),
-        "partition": site.federation.dealt.hash(),
-        "model": hash_of_model(site),
+        "data": setup.federation.hash(),
+        "contents": setup.federation.contents(),
+        "partition": setup.federation.dealt.hash(),
+        "model": hash_of_model(setup),
     }
     origin = {**hashes, "modules": {}}
-    return Checkpoints(Folder(str(folder)), site.job, origin, saved)
+    return Checkpoints(Folder(str(folder)), setup.job, origin, saved)
 
 
-def save(folder, played, site, *numbers):
+def save(folder, played, setup, *numbers):
     """Follow the played rounds, and write the checkpoints of the given numbers."""
-    made = checkpoints(folder, site)
+    made = checkpoints(folder, setup)
     for round in played:
         if round.round > numbers[-1]:
             break
         made.follow(round)
         if round.round in numbers:
-            made.save(round, ThisProcess(site), rows)
+            made.save(round, ThisProcess(setup), rows)
     return made
 
 
 @pytest.mark.parametrize(("method", "num_rounds"), METHODS)
 def test_every_method_continues_from_every_round_with_the_same_bits(
-    method, num_rounds, make_site, play, bits, tmp_path
+    method, num_rounds, make_setup, play, bits, tmp_path
 ):
-    site = make_site(method, norm=True, num_rounds=num_rounds)
-    played = play(site)
+    setup = make_setup(method, norm=True, num_rounds=num_rounds)
+    played = play(setup)
     for number in range(num_rounds):
-        save(tmp_path / str(number), played, site, number)
-        fresh = make_site(method, norm=True, num_rounds=num_rounds)
+        save(tmp_path / str(number), played, setup, number)
+        fresh = make_setup(method, norm=True, num_rounds=num_rounds)
         last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, ThisProcess(fresh))
         on_disk = {
             key: value
@@ -86,44 +86,44 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
 
 
 def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(
-    make_site, play, bits, tmp_path
+    make_setup, play, bits, tmp_path
 ):
-    def site(num_rounds):
-        return make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
+    def setup(num_rounds):
+        return make_setup(scaffold(), num_rounds=num_rounds, eval_every=3)
 
-    played = play(site(7))
-    save(tmp_path, played, site(7), 3, 4)
+    played = play(setup(7))
+    save(tmp_path, played, setup(7), 3, 4)
     for number, is_evaluated in ((3, True), (4, False)):
         saved = newest(Folder(str(tmp_path)), before=number + 1)
-        last = saved.restore(site(7), ThisProcess(site(7)))
+        last = saved.restore(setup(7), ThisProcess(setup(7)))
         assert (last.evaluation is not None) == is_evaluated
-        later = rounds(site(7), ThisProcess(site(7)), last)
+        later = rounds(setup(7), ThisProcess(setup(7)), last)
         assert [bits(round) for round in later] == [bits(round) for round in played[number + 1 :]]
-        assert saved.leaves_work(site(7).job)
-        assert saved.leaves_work(site(number).job) == (not is_evaluated), (
+        assert saved.leaves_work(setup(7).job)
+        assert saved.leaves_work(setup(number).job) == (not is_evaluated), (
             "its last round is evaluated"
         )
 
 
-def test_read_only_arrays_are_saved(make_site, play, tmp_path):
+def test_read_only_arrays_are_saved(make_setup, play, tmp_path):
     """Arrays from Ray's store are read-only; torch would warn, and in tests a warning is an error."""
-    site = make_site(fedavg())
-    played = play(site)
+    setup = make_setup(fedavg())
+    played = play(setup)
     for round in played:
         round.evaluation.confusion.flags.writeable = round.peak.flags.writeable = False
-    save(tmp_path, played, site, 3)
-    last = newest(Folder(str(tmp_path))).restore(site, ThisProcess(site))
+    save(tmp_path, played, setup, 3)
+    last = newest(Folder(str(tmp_path))).restore(setup, ThisProcess(setup))
     assert np.array_equal(last.evaluation.confusion, played[3].evaluation.confusion)
 
 
-def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play, tmp_path):
-    site = make_site(scaffold(), num_rounds=6)
+def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_setup, play, tmp_path):
+    setup = make_setup(scaffold(), num_rounds=6)
     (tmp_path / "thesis.txt").write_text("three years")
     (tmp_path / "round-00001.csv").write_text("mine")
-    save(tmp_path, play(site), site, *range(7))
+    save(tmp_path, play(setup), setup, *range(7))
     (tmp_path / "memories").mkdir(exist_ok=True)
     (tmp_path / "memories/mine.txt").write_text("mine")
-    save(tmp_path, play(site), site, *range(7))
+    save(tmp_path, play(setup), setup, *range(7))
     names = {path.name for path in tmp_path.rglob("*")}
     kept = newest(Folder(str(tmp_path))).names | newest(Folder(str(tmp_path)), before=6).names
     assert {name[:11] for name in kept if name.startswith("round")} == {
@@ -136,12 +136,12 @@ def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play
     )
 
 
-def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_path):
-    site = make_site(scaffold(), num_rounds=2, clients_per_round=2)
-    _, one, two = play(site)
-    made = checkpoints(tmp_path, site)
+def test_a_clients_memory_is_written_only_when_it_is_new(make_setup, play, tmp_path):
+    setup = make_setup(scaffold(), num_rounds=2, clients_per_round=2)
+    _, one, two = play(setup)
+    made = checkpoints(tmp_path, setup)
     made.follow(one)
-    made.save(one, ThisProcess(site), rows)
+    made.save(one, ThisProcess(setup), rows)
     files = {file: file.read_bytes() for file in tmp_path.glob("memories/*")}
     assert len(files) == 2
 
@@ -153,7 +153,7 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
             return super().recall(memory)
 
     made.follow(two)
-    made.save(two, Counting(site), rows)
+    made.save(two, Counting(setup), rows)
     assert Counting.recalled == 2 < len(two.memories)
     assert (
         files.items() <= {file: file.read_bytes() for file in tmp_path.glob("memories/*")}.items()
@@ -220,29 +220,29 @@ def files_in(place):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
-    make_site, play, bits, tmp_path
+    make_setup, play, bits, tmp_path
 ):
     """Its pieces would only fill the disk.
 
     The checkpoint before it stays, and the next is whole.
     """
-    site = make_site(scaffold(), num_rounds=3)
-    played = play(site)
+    setup = make_setup(scaffold(), num_rounds=3)
+    played = play(setup)
     for room in range(100):
         place = tmp_path / str(room)
-        made = save(place, played, site, 1)
+        made = save(place, played, setup, 1)
         before = files_in(place)
         made.follow(played[2])
         try:
             with full(room):
-                made.save(played[2], ThisProcess(site), rows)
+                made.save(played[2], ThisProcess(setup), rows)
         except OSError:
             assert files_in(place) == before
             assert made.round == newest(Folder(str(place))).round == 1
             made.follow(played[3])
-            made.save(played[3], ThisProcess(site), rows)
+            made.save(played[3], ThisProcess(setup), rows)
             last = newest(Folder(str(place)))
-            restored = bits(last.restore(site, ThisProcess(site)))
+            restored = bits(last.restore(setup, ThisProcess(setup)))
             assert (last.round, restored["memories"]) == (3, bits(played[3])["memories"])
         else:
             assert room > 4
@@ -250,24 +250,24 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_file_of_its_own(
     pytest.fail("it is never written")
 
 
-def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path):
-    site = make_site(scaffold(), num_rounds=3)
-    played = play(site)
+def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_setup, play, bits, tmp_path):
+    setup = make_setup(scaffold(), num_rounds=3)
+    played = play(setup)
     for changes in range(200):
         place = tmp_path / str(changes)
-        made = save(place, played, site, 1)
+        made = save(place, played, setup, 1)
         made.follow(played[2])
         try:
             with mortal(changes):
-                made.save(played[2], ThisProcess(site), rows)
+                made.save(played[2], ThisProcess(setup), rows)
         except Dies:
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
             assert (
-                bits(saved.restore(site, ThisProcess(site)))["memories"]
+                bits(saved.restore(setup, ThisProcess(setup)))["memories"]
                 == bits(played[saved.round])["memories"]
             )
-            fresh = make_site(scaffold(), num_rounds=3)
+            fresh = make_setup(scaffold(), num_rounds=3)
             # Continue over the files of the dead process, as a new process would.
             again = checkpoints(place, fresh, saved)
             for round in rounds(
@@ -290,10 +290,10 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
     assert changes > 9
 
 
-def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
-    site = make_site(scaffold())
+def test_any_damage_to_a_checkpoint_is_noticed(make_setup, play, tmp_path, caplog):
+    setup = make_setup(scaffold())
     whole = tmp_path / "whole"
-    save(whole, play(site), site, 1, 2)
+    save(whole, play(setup), setup, 1, 2)
     generator = random.Random(0)
     older = newest(Folder(str(whole)), before=2).names
     for path in sorted(file for file in whole.rglob("*") if file.is_file()):
@@ -325,10 +325,10 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
 
 
 def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(
-    make_site, play, tmp_path, caplog
+    make_setup, play, tmp_path, caplog
 ):
-    site = make_site(fedavg())
-    save(tmp_path, play(site), site, 1, 2)
+    setup = make_setup(fedavg())
+    save(tmp_path, play(setup), setup, 1, 2)
     for number in (2, 1):
         path = tmp_path / f"{stem(number)}.json"
         path.write_text(path.read_text().replace('"version": 6', '"version": 99'))
@@ -339,33 +339,33 @@ def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(
         newest(Folder(str(tmp_path)))
 
 
-def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play, tmp_path):
-    site = make_site(fedavg())
-    save(tmp_path, play(site), site, 1)
+def test_another_jobs_checkpoint_is_refused_with_the_differences(make_setup, play, tmp_path):
+    setup = make_setup(fedavg())
+    save(tmp_path, play(setup), setup, 1)
     saved = newest(Folder(str(tmp_path)))
-    saved.refuse_another(make_site(fedavg(), num_rounds=99, ray=RayOptions(mode="off")))
+    saved.refuse_another(make_setup(fedavg(), num_rounds=99, ray=RayOptions(mode="off")))
     differences = r"seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
     with pytest.raises(InputError, match=f"belongs to another job: {differences}"):
-        saved.refuse_another(make_site(fedavg(), seed=1, lr=0.5))
+        saved.refuse_another(make_setup(fedavg(), seed=1, lr=0.5))
     with pytest.raises(
         InputError, match="belongs to another job: the images or labels have changed since"
     ):
-        saved.refuse_another(make_site(fedavg(), counts=[[1, 1, 1, 1]] * 4))
+        saved.refuse_another(make_setup(fedavg(), counts=[[1, 1, 1, 1]] * 4))
     with pytest.raises(InputError, match="is not of this model: "):
-        saved.restore(make_site(fedavg(), norm=True), ThisProcess(site))
+        saved.restore(make_setup(fedavg(), norm=True), ThisProcess(setup))
 
 
-def test_checkpoints_work_on_another_file_system(make_site, play, bits, tmp_path, monkeypatch):
+def test_checkpoints_work_on_another_file_system(make_setup, play, bits, tmp_path, monkeypatch):
     memory = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
     monkeypatch.setattr(storage, "locate", lambda place: (memory, place.removeprefix("memory://")))
-    site = make_site(scaffold())
-    played = play(site)
+    setup = make_setup(scaffold())
+    played = play(setup)
     place = "memory://bucket/runs/one"
     assert newest(Folder(place)) is None
-    save(place, played, site, 1, 2, 3)
+    save(place, played, setup, 1, 2, 3)
     assert sum(name.endswith(".json") for name in Folder(place).names()) == 2
     assert (
-        bits(newest(Folder(place)).restore(site, ThisProcess(site)))["memories"]
+        bits(newest(Folder(place)).restore(setup, ThisProcess(setup)))["memories"]
         == bits(played[3])["memories"]
     )
     assert not list(tmp_path.iterdir())

@@ -31,20 +31,20 @@ from rayfed.job import make_job, read_job
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods import RECIPES, Part
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
 
 
 @pytest.fixture
-def site(tmp_path):
+def setup(tmp_path):
     job = make_job(
         {"name": "group/one", "output": {"path": str(tmp_path / "runs")}, "ray": {"mode": "off"}}
     )
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
     federation = federate(Dataset(samples, samples), Iid(num_clients=4))
-    return Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
+    return Setup(nn.Linear(1, 1), federation, job, torch.device("cpu"))
 
 
 def a_round(number: int, right: int | None = 3) -> Round:
@@ -66,16 +66,16 @@ def a_round(number: int, right: int | None = 3) -> Round:
     )
 
 
-def keep(site, *rounds, force=False):
+def keep(setup, *rounds, force=False):
     """Keep a run of these rounds; returns its folder."""
-    with Keeper(site, ThisProcess(site), force=force) as keeper:
+    with Keeper(setup, ThisProcess(setup), force=force) as keeper:
         for round in rounds:
             keeper.round(round)
     return keeper.path
 
 
-def with_job(site, **changes):
-    return replace(site, job=replace(site.job, **changes))
+def with_job(setup, **changes):
+    return replace(setup, job=replace(setup.job, **changes))
 
 
 def contents(path):
@@ -84,8 +84,8 @@ def contents(path):
     }
 
 
-def test_the_tables_have_a_row_per_round_client_and_class(site):
-    path = keep(site, *map(a_round, range(3)))
+def test_the_tables_have_a_row_per_round_client_and_class(setup):
+    path = keep(setup, *map(a_round, range(3)))
     rounds, clients, classes = (
         read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes")
     )
@@ -119,7 +119,7 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
             "notes": [("loss.cross_entropy", 1.5), ("loss.tiny", 0.5)],
         },
     ]
-    held = sum(site.federation.label_counts(client) for client in (0, 3)).tolist()
+    held = sum(setup.federation.label_counts(client) for client in (0, 3)).tolist()
     assert sum(held) == 4, "of the clients 0 and 3, two images each"
     assert classes[:4] == [
         {"round": 0, "class": "cat", "accuracy": 0.75, "seen": 0, "predicted": 3},
@@ -129,11 +129,11 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
     ]
 
 
-def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
-    site = with_job(site, measure=["confusion"], measure_every=2)
+def test_confusions_have_a_row_per_cell_that_is_not_empty(setup):
+    setup = with_job(setup, measure=["confusion"], measure_every=2)
     confusions = {3: np.array([[0, 2], [1, 1]])}
     path = keep(
-        site, a_round(0), a_round(1), replace(a_round(2), confusions=confusions), a_round(4, None)
+        setup, a_round(0), a_round(1), replace(a_round(2), confusions=confusions), a_round(4, None)
     )
     table = read_table(path, "confusions")
     assert table.schema == SCHEMAS["confusions"]
@@ -149,16 +149,16 @@ def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
     assert tables.matrices(cells, 1, 2) == {} and [*tables.matrices(cells, 0, 2)] == [-1]
 
 
-def test_a_run_without_confusions_has_no_table_of_them(site):
-    path = keep(site, *map(a_round, range(3)))
+def test_a_run_without_confusions_has_no_table_of_them(setup):
+    path = keep(setup, *map(a_round, range(3)))
     assert (
         not (path / "confusions.parquet").exists() and read_table(path, "confusions").num_rows == 0
     )
     assert not [name for name in contents(path) if "confusions" in name]
 
 
-def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
-    path = keep(site, a_round(0), a_round(1, 4), a_round(2, None), a_round(3, 2), a_round(4, None))
+def test_a_round_without_evaluation_has_no_figures_and_no_classes(setup):
+    path = keep(setup, a_round(0), a_round(1, 4), a_round(2, None), a_round(3, 2), a_round(4, None))
     rounds = read_table(path, "rounds")
     for column in ("test_accuracy", "test_loss", "forgetting"):
         assert [value is None for value in rounds.column(column).to_pylist()] == [
@@ -178,7 +178,7 @@ def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
     summary = read_summary(path)
     assert (summary["rounds"], summary["best"]["round"], summary["last"]["round"]) == (4, 1, 3)
     assert summary["last"]["test_accuracy"] == 0.75
-    only_first = read_summary(keep(site, a_round(0), a_round(1, None), force=True))
+    only_first = read_summary(keep(setup, a_round(0), a_round(1, None), force=True))
     assert (only_first["rounds"], only_first["best"]["round"], only_first["last"]["round"]) == (
         1,
         0,
@@ -186,9 +186,9 @@ def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
     )
 
 
-def test_the_summary_has_best_and_last_round_and_the_costs(site):
+def test_the_summary_has_best_and_last_round_and_the_costs(setup):
     """The initial model is never the best: it has learnt nothing, and its accuracy is chance."""
-    summary = read_summary(keep(site, a_round(0, 4), a_round(1, 4), a_round(2, 2)))
+    summary = read_summary(keep(setup, a_round(0, 4), a_round(1, 4), a_round(2, 2)))
     assert (summary["status"], summary["rounds"]) == ("done", 2)
     assert (summary["best"]["round"], summary["best"]["test_accuracy"]) == (1, 1.0)
     assert (summary["last"]["round"], summary["last"]["test_accuracy"]) == (2, 0.75)
@@ -201,10 +201,10 @@ def test_a_folder_where_a_file_is_to_be_written_aside_does_not_stop_it(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_the_summary_of_a_failed_run_says_why(site):
-    with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)):
+def test_the_summary_of_a_failed_run_says_why(setup):
+    with suppress(ZeroDivisionError), Keeper(setup, ThisProcess(setup)):
         raise ZeroDivisionError("so")
-    assert read_summary(folder_of(site.job)) == {
+    assert read_summary(folder_of(setup.job)) == {
         "status": "failed",
         "error": "ZeroDivisionError: so",
         "rounds": 0,
@@ -212,10 +212,10 @@ def test_the_summary_of_a_failed_run_says_why(site):
     }
 
 
-def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(site):
+def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(setup):
     def end(what, how, last=0):
         error = KilledActors("it died", what, how, 1, 2)
-        with suppress(KilledActors), Keeper(site, ThisProcess(site), force=True) as keeper:
+        with suppress(KilledActors), Keeper(setup, ThisProcess(setup), force=True) as keeper:
             for round in map(a_round, range(last + 1)):
                 keeper.round(round)
             raise error
@@ -231,41 +231,41 @@ def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(s
 @pytest.mark.parametrize(
     "method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str
 )
-def test_the_job_of_a_run_is_read_back_the_same(method, site, tmp_path):
+def test_the_job_of_a_run_is_read_back_the_same(method, setup, tmp_path):
     job = make_job({"name": "n", "method": method, "output": {"path": str(tmp_path)}})
-    assert read_job(keep(replace(site, job=job)) / "job.toml") == job
+    assert read_job(keep(replace(setup, job=job)) / "job.toml") == job
 
 
-def test_the_environment_names_versions_and_hashes(site):
-    found = json.loads((keep(site) / "environment.json").read_text())
+def test_the_environment_names_versions_and_hashes(setup):
+    found = json.loads((keep(setup) / "environment.json").read_text())
     assert found["packages"]["torch"] == importlib.metadata.version("torch")
-    assert found["job"] == site.job.hash()
-    assert found["data"] == site.federation.hash()
-    assert found["partition"] == site.federation.dealt.hash()
+    assert found["job"] == setup.job.hash()
+    assert found["data"] == setup.federation.hash()
+    assert found["partition"] == setup.federation.dealt.hash()
 
 
-def test_force_replaces_a_run_and_no_other_files(site):
-    path = keep(site, a_round(0), a_round(1))
+def test_force_replaces_a_run_and_no_other_files(setup):
+    path = keep(setup, a_round(0), a_round(1))
     (path / "own.parquet").write_text("what `rayfed clients` measured of this run")
     (path / "notes.txt").write_text("mine")
     (path / "two").mkdir()
     (path / "two" / "job.toml").write_text("another run")
     before = contents(path)
     with pytest.raises(InputError, match="holds the results of a run; give --force"):
-        keep(site)
+        keep(setup)
     assert contents(path) == before
 
-    keep(with_job(site, seed=1), a_round(0), force=True)
+    keep(with_job(setup, seed=1), a_round(0), force=True)
     assert read_table(path, "rounds").num_rows == 1
     assert not (path / "own.parquet").exists()
     assert (path / "notes.txt").read_text() == "mine"
     assert (path / "two" / "job.toml").read_text() == "another run"
 
 
-def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
+def test_nothing_is_written_or_removed_through_a_link(setup, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "kept.txt").write_text("mine")
-    path = keep(site)
+    path = keep(setup)
     for name in (
         "clients.parquet",
         "checkpoints",
@@ -280,11 +280,11 @@ def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
         place.symlink_to(
             tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt")
         )
-        keep(site, force=True)
+        keep(setup, force=True)
         assert not place.is_symlink(), name
     (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
     with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
-        keep(with_job(site, name="out/one"))
+        keep(with_job(setup, name="out/one"))
     assert contents(tmp_path / "away") == {"kept.txt": b"mine"}
 
 
@@ -303,21 +303,23 @@ def test_a_resumed_run_writes_neither_its_log_nor_its_lock_through_a_link(tables
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_folder_that_is_not_a_run_is_never_replaced(site, force):
-    path = folder_of(site.job)
+def test_a_folder_that_is_not_a_run_is_never_replaced(setup, force):
+    path = folder_of(setup.job)
     path.mkdir(parents=True)
     (path / "thesis.txt").write_text("three years")
     with pytest.raises(InputError, match="exists and is not a rayfed run"):
-        keep(site, force=force)
+        keep(setup, force=force)
     assert contents(path) == {"thesis.txt": b"three years"}
 
 
-def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute(site, monkeypatch):
-    output = replace(site.job.output, every=5, every_seconds=60)
+def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute(
+    setup, monkeypatch
+):
+    output = replace(setup.job.output, every=5, every_seconds=60)
     written, now = [], [0.0]
     monkeypatch.setattr("rayfed.folder.recorder.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Checkpoints, "save", lambda self, round, *_: written.append(round.round))
-    with Keeper(with_job(site, output=output), ThisProcess(site)) as keeper:
+    with Keeper(with_job(setup, output=output), ThisProcess(setup)) as keeper:
         for number in range(9):
             now[0] += 25
             keeper.round(a_round(number))
@@ -326,87 +328,87 @@ def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute
 
 
 @pytest.mark.parametrize("name", ["b/rounds.parquet/x", "b/checkpoints", "b/c/job.toml"])
-def test_a_name_inside_another_runs_own_files_is_refused(site, name):
+def test_a_name_inside_another_runs_own_files_is_refused(setup, name):
     """To resume run `b` would delete it."""
     with pytest.raises(
         InputError, match=rf"name = '{name}': in the folder of a run, '.*' is that run's own"
     ):
-        keep(with_job(site, name=name))
+        keep(with_job(setup, name=name))
 
 
-def test_what_a_power_cut_must_not_take_is_synced(site, monkeypatch):
+def test_what_a_power_cut_must_not_take_is_synced(setup, monkeypatch):
     synced, sync = [], os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file)
     )
-    path = keep(site, a_round(0))
+    path = keep(setup, a_round(0))
     for name in ("summary.json", "environment.json", "job.toml"):
         assert str(path / f".{name}.tmp") in synced
     assert str(path) in synced
 
 
 @pytest.mark.parametrize("where", ["/proc/nowhere", "/dev/null/runs"])
-def test_a_place_that_cannot_be_written_to_is_one_sentence(site, where):
+def test_a_place_that_cannot_be_written_to_is_one_sentence(setup, where):
     with pytest.raises(InputError, match="cannot be written to") as refused:
-        keep(with_job(site, output=replace(site.job.output, path=where)))
+        keep(with_job(setup, output=replace(setup.job.output, path=where)))
     assert "\n" not in str(refused.value)
 
 
-def test_a_disk_that_is_full_before_round_0_is_one_sentence(site, monkeypatch):
+def test_a_disk_that_is_full_before_round_0_is_one_sentence(setup, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(files, "write_bytes", full)
     with pytest.raises(Unwritable, match=r"cannot be written to: .*No space left on device"):
-        keep(site)
+        keep(setup)
 
 
-def test_an_empty_folder_is_used(site):
-    folder_of(site.job).mkdir(parents=True)
-    assert keep(site) == folder_of(site.job)
+def test_an_empty_folder_is_used(setup):
+    folder_of(setup.job).mkdir(parents=True)
+    assert keep(setup) == folder_of(setup.job)
 
 
-def test_a_file_in_place_of_the_folder_is_refused(site, tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(setup, tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(InputError, match="/runs' is not a folder that can be written to"):
-        keep(site)
+        keep(setup)
 
 
-def test_a_job_is_done_when_its_own_results_are_complete(site):
-    site = with_job(site, train=replace(site.job.train, num_rounds=1))
-    assert not is_done(site.job)
-    with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)) as keeper:
+def test_a_job_is_done_when_its_own_results_are_complete(setup):
+    setup = with_job(setup, train=replace(setup.job.train, num_rounds=1))
+    assert not is_done(setup.job)
+    with suppress(ZeroDivisionError), Keeper(setup, ThisProcess(setup)) as keeper:
         keeper.round(a_round(0))
-        assert not is_done(site.job)
+        assert not is_done(setup.job)
         raise ZeroDivisionError
-    assert not is_done(site.job)
-    keep(site, a_round(0), a_round(1), force=True)
-    assert is_done(site.job)
-    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), (
+    assert not is_done(setup.job)
+    keep(setup, a_round(0), a_round(1), force=True)
+    assert is_done(setup.job)
+    assert is_done(replace(setup.job, ray=replace(setup.job.ray, mode="on"))), (
         "the place where it ran does not matter"
     )
-    longer = replace(site.job, train=replace(site.job.train, num_rounds=2))
+    longer = replace(setup.job, train=replace(setup.job.train, num_rounds=2))
     assert is_begun(longer) and not is_done(longer)
     with pytest.raises(
         InputError,
         match=r"results of another job of this name \(seed is 0 there, 1 here\); give --force",
     ):
-        is_done(replace(site.job, seed=1))
-    more_threads = replace(site.job, ray=replace(site.job.ray, num_cpus=2))
+        is_done(replace(setup.job, seed=1))
+    more_threads = replace(setup.job, ray=replace(setup.job.ray, num_cpus=2))
     with pytest.raises(InputError, match=r"\(ray\.num_cpus \(as threads\) is 1 there, 2 here\)"):
         is_done(more_threads)
-    keep(site, *map(a_round, range(3)), force=True)
+    keep(setup, *map(a_round, range(3)), force=True)
     with pytest.raises(
         InputError, match=r"holds the results of another job of this name \(it has more rounds\)"
     ):
-        is_done(site.job)
+        is_done(setup.job)
 
 
-def test_only_one_process_at_a_time_can_write(site):
-    with Keeper(site, ThisProcess(site)):
+def test_only_one_process_at_a_time_can_write(setup):
+    with Keeper(setup, ThisProcess(setup)):
         with pytest.raises(Locked, match=f"is being written to by process {os.getpid()} on "):
-            keep(site, force=True)
-    keep(site, force=True)
+            keep(setup, force=True)
+    keep(setup, force=True)
 
 
 # Through `rayfed.run`

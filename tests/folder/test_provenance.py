@@ -18,7 +18,7 @@ from rayfed.cli import main
 from rayfed.folder import provenance
 from rayfed.folder.recorder import PARTITION
 from rayfed.folder.tables import read_table
-from rayfed.runtime import hardware, worker
+from rayfed.runtime import hardware
 
 PART = """
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkey
     assert usual == set(kind) and all(kind.values())
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
-    monkeypatch.setattr(worker, "kind_of", lambda device: {**kind, "instructions": "riscv64 RVV"})
+    monkeypatch.setattr(runner, "kind_of", lambda device: {**kind, "instructions": "riscv64 RVV"})
     refused = (
         rf"continue to other bits: instructions is {kind['instructions']} there, riscv64 RVV here; "
         r".*--other-bits"

@@ -33,7 +33,7 @@ from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.methods import Part, compose, scaffold
-from rayfed.rounds.site import open_data
+from rayfed.rounds.setup import open_data
 from rayfed.runtime.this_process import ThisProcess
 
 

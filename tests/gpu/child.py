@@ -9,7 +9,7 @@ import torch
 
 from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.runtime.gpus import peak_bytes
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack
@@ -21,10 +21,10 @@ def train(table, cap=None):
     """
     if cap is not None:
         torch.cuda.set_per_process_memory_fraction(cap)
-    site = open_site(read_job(table))
-    workers = ThisProcess(site, gpu=True)
+    setup = open_setup(read_job(table))
+    workers = ThisProcess(setup, gpu=True)
     try:
-        *_, last = rounds(site, workers)
+        *_, last = rounds(setup, workers)
     except Exception as error:
         # cuDNN's words.
         if any(text in str(error) for text in ("CUDA out of memory", "unable to find an engine")):
@@ -42,13 +42,13 @@ def train(table, cap=None):
 
 def peak(table):
     """The memory that the largest client takes."""
-    return peak_bytes(open_site(read_job(table)))
+    return peak_bytes(open_setup(read_job(table)))
 
 
 def settings(table):
     """What torch is set to once there is a worker for the GPU."""
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-    (kind,) = ThisProcess(open_site(read_job(table)), gpu=True).kinds()
+    (kind,) = ThisProcess(open_setup(read_job(table)), gpu=True).kinds()
     return {"workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"), "kind": kind}
 
 
@@ -56,7 +56,7 @@ def fork(table):
     """Whether a driver, before it has workers, leaves CUDA to the processes that are forked from
     it.
     """
-    open_site(read_job(table))
+    open_setup(read_job(table))
     count = torch.cuda.device_count()
     started = torch.cuda.is_initialized()
     read, write = os.pipe()

@@ -19,7 +19,7 @@ import rayfed
 from rayfed.base.isolation import SETTINGS
 from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.this_process import ThisProcess
 
@@ -97,17 +97,17 @@ def make_table(images, tmp_path):
 
 
 @pytest.fixture
-def make_job_site(make_table):
-    """Make the site of such a job."""
-    return lambda *given, **training: open_site(read_job(make_table(*given, **training)))
+def make_job_setup(make_table):
+    """Make the setup of such a job."""
+    return lambda *given, **training: open_setup(read_job(make_table(*given, **training)))
 
 
 @pytest.fixture
 def train():
-    """Train a site to the end, on the GPU or on the CPU; gives the last round."""
+    """Train a setup to the end, on the GPU or on the CPU; gives the last round."""
 
-    def train(site, gpu=True):
-        *_, last = rounds(site, ThisProcess(site, gpu=gpu))
+    def train(setup, gpu=True):
+        *_, last = rounds(setup, ThisProcess(setup, gpu=gpu))
         return last
 
     return train

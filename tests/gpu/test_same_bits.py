@@ -57,40 +57,40 @@ def test_cuda_is_set_before_it_is_used(card, begin, make_table):
 # It trains no client.
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"ccvr"}))
 def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(
-    name, make_job_site, train, bits
+    name, make_job_setup, train, bits
 ):
-    def apart(site, on_gpu):
-        return way_between(on_gpu.weights, train(site, gpu=False).weights, state_of(site.model))
+    def apart(setup, on_gpu):
+        return way_between(on_gpu.weights, train(setup, gpu=False).weights, state_of(setup.model))
 
     # It needs BatchNorm.
     model = "resnet8" if name == "fedbn" else "cnn"
-    site = make_job_site(name, model, **STEPS)
-    last = train(site)
-    assert bits(last) == bits(train(site))
-    if apart(site, last) > NEAR:
-        first = make_job_site(name, model, **ONE_STEP)
+    setup = make_job_setup(name, model, **STEPS)
+    last = train(setup)
+    assert bits(last) == bits(train(setup))
+    if apart(setup, last) > NEAR:
+        first = make_job_setup(name, model, **ONE_STEP)
         assert apart(first, train(first)) <= FAR.get(name, NEAR)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("model", sorted({*MODELS} - {"text", "mlp"}))
-def test_a_model_has_the_same_bits_twice(model, precision, make_job_site, train, bits):
+def test_a_model_has_the_same_bits_twice(model, precision, make_job_setup, train, bits):
     """An operation without such a form would be an error.
 
     Without augmentation, the teacher is asked once.
     """
-    site = make_job_site(
+    setup = make_job_setup(
         "fedntd", model, augment={}, precision=precision, lr=0.001, num_rounds=1, local_steps=4
     )
-    assert bits(train(site)) == bits(train(site))
+    assert bits(train(setup)) == bits(train(setup))
 
 
-def test_bf16_is_used_and_is_nearly_float32(make_job_site, train):
-    site, exact = (
-        make_job_site("fedntd", precision=precision, **STEPS) for precision in ("bf16", "float32")
+def test_bf16_is_used_and_is_nearly_float32(make_job_setup, train):
+    setup, exact = (
+        make_job_setup("fedntd", precision=precision, **STEPS) for precision in ("bf16", "float32")
     )
-    ours, theirs = train(site).weights, train(exact).weights
-    assert 0 < way_between(ours, theirs, state_of(site.model)) <= NEAR_IN_BF16
+    ours, theirs = train(setup).weights, train(exact).weights
+    assert 0 < way_between(ours, theirs, state_of(setup.model)) <= NEAR_IN_BF16
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet10"])
@@ -112,14 +112,14 @@ def test_too_little_memory_is_an_error_and_never_other_bits(part, card, make_tab
 
 
 def test_a_client_on_the_gpu_neither_feels_nor_moves_its_generator(
-    make_job_site, train, device, bits
+    make_job_setup, train, device, bits
 ):
     # It has dropout.
-    site = make_job_site("fedavg", "mobilenet", num_rounds=1, lr=0.001)
-    first = bits(train(site))
+    setup = make_job_setup("fedavg", "mobilenet", num_rounds=1, lr=0.001)
+    first = bits(train(setup))
     torch.rand(1000, device=device)
     before = torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
-    assert bits(train(site)) == first
+    assert bits(train(setup)) == first
     assert torch.equal(
         before, torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
     )

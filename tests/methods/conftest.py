@@ -10,8 +10,8 @@ from rayfed.data.augment import prepare
 from rayfed.tensors.weights import state_of, with_weights
 
 
-def _of_client(site, client):
-    data = site.federation
+def _of_client(setup, client):
+    data = setup.federation
     rows = data.client(client)
     images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std)
     return images.plain(torch.arange(len(rows))), torch.from_numpy(data.train.labels[rows])
@@ -32,16 +32,16 @@ def plain_sgd():
     each step is pulled to the weights of `anchor`.
     """
 
-    def train(site, client, weights, round, *, head=None, lam=0.0, anchor=None):
-        training = site.job.train
-        model = with_weights(site.model, weights).train()
-        images, labels = _of_client(site, client)
+    def train(setup, client, weights, round, *, head=None, lam=0.0, anchor=None):
+        training = setup.job.train
+        model = with_weights(setup.model, weights).train()
+        images, labels = _of_client(setup, client)
         lr = training.lr * training.lr_decay ** (round - 1)
         decay = training.weight_decay
         optimizer = torch.optim.SGD(
             model.parameters(), lr, training.momentum, weight_decay=decay, fused=True
         )
-        rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round, client))
+        rng = torch.Generator().manual_seed(seed_of(setup.job.seed, Purpose.BATCHES, round, client))
         order = list(batches(len(labels), training, rng))
         losses = []
         for step, index in enumerate(order):

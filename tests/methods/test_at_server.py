@@ -24,16 +24,16 @@ from rayfed.methods.part import trains
 from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
-from rayfed.rounds.site import server_view
+from rayfed.rounds.setup import server_view
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import copied
 from rayfed.tensors.weights import state_of, with_weights
 
 
-def of_server(site):
+def of_server(setup):
     """The server's images, as the parts see them."""
-    return torch.cat([images for images, _ in server_view(site, 1, {}).samples()])
+    return torch.cat([images for images, _ in server_view(setup, 1, {}).samples()])
 
 
 def adam(parameters, loss, rows_of_steps, lr):
@@ -84,15 +84,15 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     torch.testing.assert_close(step.averaged["weight"], w.detach(), rtol=1e-8, atol=1e-10)
 
 
-def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, play):
+def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_setup, play):
     """A round with BatchNorm and Dropout, beside torch's Adam on the average and the mean of the
     clients' logits.
     """
     part = m.EnsembleDistill(steps=5, batch_size=3, lr=0.01, held_out=0.0)
-    site = make_site(m.compose(part), norm=True, num_rounds=1)
-    averaged = play(make_site(m.fedavg(), norm=True, num_rounds=1))[1].weights
-    images, fits = of_server(site), []
-    opening = engine.open_round(site, engine.start(site, ThisProcess(site)), ThisProcess(site))
+    setup = make_setup(m.compose(part), norm=True, num_rounds=1)
+    averaged = play(make_setup(m.fedavg(), norm=True, num_rounds=1))[1].weights
+    images, fits = of_server(setup), []
+    opening = engine.open_round(setup, engine.start(setup, ThisProcess(setup)), ThisProcess(setup))
     assert torch.equal(opening.broadcast.payloads[part.slot], images)
     with pytest.MonkeyPatch.context() as patch:
         report = m.EnsembleDistill.report
@@ -101,14 +101,14 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
             "report",
             lambda *given: fits.append(state_of(given[-1].model)) or report(*given),
         )
-        (_, last) = play(site)
+        (_, last) = play(setup)
     with torch.no_grad():
         teacher = (
-            torch.stack([with_weights(site.model, w).eval()(images).double() for w in fits])
+            torch.stack([with_weights(setup.model, w).eval()(images).double() for w in fits])
             .mean(dim=0)
             .float()
         )
-    model = with_weights(site.model, averaged).eval()
+    model = with_weights(setup.model, averaged).eval()
     rows = rows_of(len(images), seed_of(0, Purpose.UPDATE, 1), local_steps=5, batch_size=3)
 
     def loss(some):
@@ -129,7 +129,7 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
     [(0.5, [1, 3, 5, 7], 0.1), (0.25, [3, 7], 0.1), (0.25, [3, 7], 1e-6)],
 )
 def test_feddf_gives_the_student_that_was_best_on_held_out_images(
-    held_out, rows, lr, make_site, play, monkeypatch
+    held_out, rows, lr, make_setup, play, monkeypatch
 ):
     """Of the students after each pass over the other images, and the average; it is not trained on
     them.
@@ -137,9 +137,9 @@ def test_feddf_gives_the_student_that_was_best_on_held_out_images(
     With the small rate all are equally good, and the first one is given.
     """
     part = m.EnsembleDistill(steps=9, batch_size=3, lr=lr, held_out=held_out)
-    site, seen = make_site(m.compose(part), num_rounds=1), []
-    images = of_server(site)
-    labels = torch.tensor(site.federation.train.labels[site.federation.auxiliary])
+    setup, seen = make_setup(m.compose(part), num_rounds=1), []
+    images = of_server(setup)
+    labels = torch.tensor(setup.federation.train.labels[setup.federation.auxiliary])
 
     def watched(model, step):
         weights = trained(model, step)
@@ -148,7 +148,7 @@ def test_feddf_gives_the_student_that_was_best_on_held_out_images(
         return weights
 
     monkeypatch.setattr(at_server, "trained", watched)
-    (_, last) = play(site)
+    (_, last) = play(setup)
     start, *others = seen
     # The first of equals.
     best = max(others, key=lambda one: one[0])[1]
@@ -209,21 +209,21 @@ def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
     torch.testing.assert_close(step.averaged["weight"], w.detach(), rtol=1e-6, atol=1e-8)
 
 
-def test_feddf_leaves_what_is_frozen(make_site, play):
-    site = make_site(m.feddf(steps=3, held_out=0.0), norm=True)
-    site.model.head.requires_grad_(False)
-    run = play(site)
+def test_feddf_leaves_what_is_frozen(make_setup, play):
+    setup = make_setup(m.feddf(steps=3, held_out=0.0), norm=True)
+    setup.model.head.requires_grad_(False)
+    run = play(setup)
     assert not any(name.startswith("head.") for name in run[-1].weights)
     assert not torch.equal(
         run[-1].weights["features.0.weight"], run[0].weights["features.0.weight"]
     )
 
 
-def test_server_momentum_takes_the_distilled_model_where_it_comes_second(make_site, play):
+def test_server_momentum_takes_the_distilled_model_where_it_comes_second(make_setup, play):
     """Both change the average, in the order in which the method lists them."""
     first, then = m.EnsembleDistill(steps=3, held_out=0.0), m.ServerMomentum(beta=0.5)
     one, other = (
-        play(make_site(m.compose(*parts)))[-1].weights for parts in ((first, then), (then, first))
+        play(make_setup(m.compose(*parts)))[-1].weights for parts in ((first, then), (then, first))
     )
     assert max((one[name] - other[name]).abs().max() for name in one) > 1e-4
 
@@ -231,10 +231,10 @@ def test_server_momentum_takes_the_distilled_model_where_it_comes_second(make_si
 # CCVR.
 
 
-def calibrated(make_site, play, **options):
-    """A site that calibrates in round 3, and its rounds."""
-    site = make_site(m.switch(m.fedavg(), m.ccvr(**options), at=3), norm=True)
-    return site, play(site)
+def calibrated(make_setup, play, **options):
+    """A setup that calibrates in round 3, and its rounds."""
+    setup = make_setup(m.switch(m.fedavg(), m.ccvr(**options), at=3), norm=True)
+    return setup, play(setup)
 
 
 def test_the_gaussian_of_sums_is_numpys_mean_and_covariance():
@@ -256,14 +256,14 @@ def test_the_gaussian_of_sums_is_numpys_mean_and_covariance():
     assert gaussian(1, single[0], single.T @ single)[1].abs().max() < 1e-12
 
 
-def test_ccvr_trains_the_old_head_on_features_of_the_cohorts_gaussians(make_site, play):
+def test_ccvr_trains_the_old_head_on_features_of_the_cohorts_gaussians(make_setup, play):
     """Beside numpy's moments of the cohort's features, the same draws, and torch's Adam."""
     options = {"features_per_class": 7, "steps": 6, "batch_size": 8}
-    site, run = calibrated(make_site, play, lr=0.05, **options)
-    data, view = site.federation, server_view(site, 3, run[2].weights)
-    cohort = engine.cohort_of(site, 3).answered
+    setup, run = calibrated(make_setup, play, lr=0.05, **options)
+    data, view = setup.federation, server_view(setup, 3, run[2].weights)
+    cohort = engine.cohort_of(setup, 3).answered
     rows = np.concatenate([data.client(client) for client in cohort])
-    images = torch.cat([images for images, _ in data.batches(data.train, rows, site.device)])
+    images = torch.cat([images for images, _ in data.batches(data.train, rows, setup.device)])
     features, labels = view.global_model.features(images).double().numpy(), data.train.labels[rows]
     torch.default_generator.manual_seed(seed_of(0, Purpose.UPDATE, 3))
     drawn = []
@@ -273,15 +273,15 @@ def test_ccvr_trains_the_old_head_on_features_of_the_cohorts_gaussians(make_site
         root = vectors @ np.diag(np.sqrt(np.maximum(values, 0))) @ vectors.T
         drawn.append(own.mean(axis=0) + torch.randn(7, 16, dtype=torch.float64).numpy() @ root)
     x, y = torch.tensor(np.concatenate(drawn)).float(), torch.arange(4).repeat_interleave(7)
-    head = with_weights(site.model, run[2].weights).head
+    head = with_weights(setup.model, run[2].weights).head
     order = list(batches(28, Training(local_steps=6, batch_size=8), torch.default_generator))
     adam(head.parameters(), lambda some: F.cross_entropy(head(x[some]), y[some]), order, lr=0.05)
     for name, w in head.state_dict().items():
         torch.testing.assert_close(run[3].weights[f"head.{name}"], w, rtol=1e-4, atol=1e-5)
 
 
-def test_in_ccvrs_round_no_client_trains_and_all_but_the_head_stays(make_site, play):
-    _, run = calibrated(make_site, play)
+def test_in_ccvrs_round_no_client_trains_and_all_but_the_head_stays(make_setup, play):
+    _, run = calibrated(make_setup, play)
     before, last = run[2], run[3]
     changed = {name for name, w in last.weights.items() if not torch.equal(w, before.weights[name])}
     assert changed == {"head.weight", "head.bias"}
@@ -292,12 +292,12 @@ def test_in_ccvrs_round_no_client_trains_and_all_but_the_head_stays(make_site, p
     assert last.bytes_up == 4 * 8 * (4 + 4 * 16 + 4 * 16 * 16)
 
 
-def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_site, play):
+def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_setup, play):
     counts = [[5, 2, 1, 0]] * 4 + [[0, 0, 0, 9]]
     method = m.switch(m.fedavg(), m.ccvr(), at=2)
-    site = make_site(method, counts=counts, num_rounds=2)
-    last = play(make_site(method, counts=counts, num_rounds=1))[-1]
-    after = engine.play(site, last, ThisProcess(site), clients=[0, 1, 2])
+    setup = make_setup(method, counts=counts, num_rounds=2)
+    last = play(make_setup(method, counts=counts, num_rounds=1))[-1]
+    after = engine.play(setup, last, ThisProcess(setup), clients=[0, 1, 2])
     for name in ("head.weight", "head.bias"):
         assert torch.equal(after.weights[name][3], last.weights[name][3])
         assert not torch.equal(after.weights[name][:3], last.weights[name][:3])
@@ -326,8 +326,8 @@ def test_ccvr_in_several_rounds_is_warned_of():
     assert "which are 1 of 9" in said
 
 
-def test_a_server_that_diverges_says_what_to_lower(make_site, play):
+def test_a_server_that_diverges_says_what_to_lower(make_setup, play):
     with pytest.raises(
         Diverged, match=r"the server's loss became \S+ in round \d, step \d+ .*; try a smaller lr"
     ):
-        play(make_site(m.feddf(lr=1e30)))
+        play(make_setup(m.feddf(lr=1e30)))

@@ -144,9 +144,9 @@ class Watched(ThisProcess):
     Keeps each client's state after its training, as the model holds it.
     """
 
-    def __init__(self, site, digest):
-        super().__init__(site)
-        self._site, self._digest, self.trained = site, digest, {}
+    def __init__(self, setup, digest):
+        super().__init__(setup)
+        self._setup, self._digest, self.trained = setup, digest, {}
 
     def map(self, work, items, shared):
         if work.kind not in ("survey", "train"):
@@ -164,7 +164,7 @@ class Watched(ThisProcess):
         before = self._sent(broadcast)
         for task in tasks:
             summands = [
-                client_work.survey(client_work.Desk(self._site, broadcast), client)
+                client_work.survey(client_work.RoundContext(self._setup, broadcast), client)
                 for client in task
             ]
             assert self._sent(broadcast) == before
@@ -195,7 +195,9 @@ class Watched(ThisProcess):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client_work, "Fit", fit)
-            return client_work.train(client_work.Desk(self._site, broadcast), client, memory)
+            return client_work.train(
+                client_work.RoundContext(self._setup, broadcast), client, memory
+            )
 
     def _reply(self, task, summands, clients=()):
         total = OrderedSum()
@@ -214,9 +216,9 @@ class Lost(ThisProcess):
     the work.
     """
 
-    def __init__(self, site):
-        super().__init__(site)
-        self._pickled = ray.cloudpickle.dumps(site)
+    def __init__(self, setup):
+        super().__init__(setup)
+        self._pickled = ray.cloudpickle.dumps(setup)
 
     def map(self, work, items, shared):
         next(super().map(work, items[-1:], shared))
@@ -246,12 +248,12 @@ RUNS: dict[Method, Run] = {}
 
 
 @pytest.fixture
-def reference(method, make_site, bits, digest):
+def reference(method, make_setup, bits, digest):
     if method not in RUNS:
-        site = make_site(method, **SETTING)
-        workers = Watched(site, digest)
+        setup = make_setup(method, **SETTING)
+        workers = Watched(setup, digest)
         run = Run([], [], workers.trained)
-        for round in rounds(site, workers):
+        for round in rounds(setup, workers):
             run.rounds.append(round)
             run.bits.append(bits(round))
         RUNS[method] = run
@@ -260,13 +262,13 @@ def reference(method, make_site, bits, digest):
 
 @every_method
 def test_work_that_is_lost_and_done_by_others_in_another_order_has_the_same_bits(
-    method, reference, make_site, play, bits
+    method, reference, make_setup, play, bits
 ):
     trained = [(round["weights"], str(round["memories"])) for round in reference.bits]
     # Each of the three rounds has changed weights; of `local`, those at the clients.
     assert len({*trained}) == 4
-    site = make_site(method, **SETTING)
-    assert [bits(round) for round in play(site, Lost(site))] == reference.bits
+    setup = make_setup(method, **SETTING)
+    assert [bits(round) for round in play(setup, Lost(setup))] == reference.bits
 
 
 @every_method
@@ -275,10 +277,10 @@ def test_a_finished_round_is_never_changed(method, reference, bits):
 
 
 @every_method
-def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
+def test_a_run_can_continue_after_any_round(method, reference, make_setup, bits):
     for last in reference.rounds[1:-1]:
-        site = make_site(method, **SETTING)
-        assert bits(next(rounds(site, ThisProcess(site), last))) == reference.bits[last.round + 1]
+        setup = make_setup(method, **SETTING)
+        assert bits(next(rounds(setup, ThisProcess(setup), last))) == reference.bits[last.round + 1]
 
 
 @every_method
@@ -317,15 +319,15 @@ def discrepancy_weights(part, counts):
 
 
 @every_method
-def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
+def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_setup):
     """For every method BatchNorm's statistics are plain means, if not local, and its counts stay
     whole numbers.
     """
-    site = make_site(method, **SETTING)
+    setup = make_setup(method, **SETTING)
     for before, round in pairwise(reference.rounds):
         if not trains(parts_at(method, round.round)):
             assert round.round not in reference.trained and not round.clients
-            buffers = dict(site.model.named_buffers())
+            buffers = dict(setup.model.named_buffers())
             assert all(torch.equal(round.weights[name], before.weights[name]) for name in buffers)
             continue
         trained = reference.trained[round.round]
@@ -334,16 +336,16 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
             isinstance(average, m.DynamicRegularizer) or getattr(average, "by", "") == "client"
         )
         sizes = np.array(
-            [1 if uniform else site.federation.num_examples(client) for client, _ in trained]
+            [1 if uniform else setup.federation.num_examples(client) for client, _ in trained]
         )
         if isinstance(average, m.DiscrepancyAverage):
             sizes = discrepancy_weights(
-                average, [site.federation.label_counts(client) for client, _ in trained]
+                average, [setup.federation.label_counts(client) for client, _ in trained]
             )
         stay = {
-            name for part in parts_at(method, round.round) for name in part.local_names(site.model)
+            name for part in parts_at(method, round.round) for name in part.local_names(setup.model)
         }
-        for name, buffer in site.model.named_buffers():
+        for name, buffer in setup.model.named_buffers():
             # At each client, and in the global model as at the start.
             if name in stay:
                 assert torch.equal(round.weights[name], buffer)

@@ -74,13 +74,13 @@ CASES = {
 
 @pytest.mark.parametrize(("method", "formula"), CASES.values(), ids=CASES)
 def test_a_client_alone_learns_by_plain_sgd_and_its_scale_too(
-    method, formula, make_site, play, of_client
+    method, formula, make_setup, play, of_client
 ):
-    site = make_site(method, **ALONE)
-    training, (images, labels) = site.job.train, of_client(site, 0)
+    setup = make_setup(method, **ALONE)
+    training, (images, labels) = setup.job.train, of_client(setup, 0)
     scale = torch.tensor(2.0, requires_grad=True)
-    for before, after in pairwise(play(site)):
-        model, head = with_weights(site.model, before.weights), before.weights["head.weight"]
+    for before, after in pairwise(play(setup)):
+        model, head = with_weights(setup.model, before.weights), before.weights["head.weight"]
         order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, after.round, 0))
         rows = list(batches(34, training, order))
         losses = [
@@ -116,6 +116,6 @@ def test_a_head_of_another_kind_is_refused(part):
         part.check(Classifier(nn.Flatten(), nn.Linear(8, 4).requires_grad_(False)))
 
 
-def test_class_means_in_a_head_that_stays_at_the_clients_are_refused(make_site, play):
+def test_class_means_in_a_head_that_stays_at_the_clients_are_refused(make_setup, play):
     with pytest.raises(InputError, match="the head stays at the clients; remove that"):
-        play(make_site(m.compose(m.fednh(), m.LocalHead())))
+        play(make_setup(m.compose(m.fednh(), m.LocalHead())))

@@ -19,8 +19,8 @@ from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
-from rayfed.rounds.client_work import Broadcast, Desk, evaluate, survey
-from rayfed.rounds.site import server_view
+from rayfed.rounds.client_work import Broadcast, RoundContext, evaluate, survey
+from rayfed.rounds.setup import server_view
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled
@@ -100,7 +100,7 @@ FINAL = {}  # (method, setting) -> what it ends with: many laws compare with the
 
 
 @pytest.fixture
-def final(make_site, play):
+def final(make_setup, play):
     """The weights that a method ends with, in float64: after two rounds, the second of which has a
     past.
     """
@@ -111,7 +111,7 @@ def final(make_site, play):
         if key not in FINAL:
             FINAL[key] = {
                 name: w.double()
-                for name, w in play(make_site(method, **setting))[-1].weights.items()
+                for name, w in play(make_setup(method, **setting))[-1].weights.items()
             }
         return dict(FINAL[key])
 
@@ -159,12 +159,12 @@ def two_layers_of_one_weight(named):
 
 # FedAlign cuts the outputs of linear layers, by their class.
 @pytest.mark.parametrize("name", sorted(m.RECIPES.keys() - {"fedalign"}))
-def test_a_weight_of_two_names_moves_as_one_of_a_single_name(name, make_site, play, bits):
+def test_a_weight_of_two_names_moves_as_one_of_a_single_name(name, make_setup, play, bits):
     """The server's steps too: fedavgm and fedadam have moved the two names apart."""
     ends = []
     for named in (True, False):
-        site = make_site(m.RECIPES[name](), num_rounds=2, clients_per_round=2, local_epochs=1)
-        ends.append(play(replace(site, model=two_layers_of_one_weight(named)))[-1])
+        setup = make_setup(m.RECIPES[name](), num_rounds=2, clients_per_round=2, local_epochs=1)
+        ends.append(play(replace(setup, model=two_layers_of_one_weight(named)))[-1])
     assert bits(ends[0])["weights"] == bits(ends[1])["weights"]
     tied = whole(two_layers_of_one_weight(True), ends[0].evaluated)
     assert torch.equal(tied["features.4.weight"], tied["features.6.weight"])
@@ -471,27 +471,27 @@ def test_the_first_step_of_a_round_is_that_of_fedavg(final):
 # Plain SGD, step by step.
 
 
-def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play, plain_sgd):
+def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_setup, play, plain_sgd):
     # The last batch of an epoch has two samples.
     setting = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
     }
-    site = make_site(m.fedavg(), **setting)
-    weights = state_of(site.model)
-    for round in play(make_site(m.fedavg(), **setting))[1:]:
-        weights, losses = plain_sgd(site, 0, weights, round.round)
+    setup = make_setup(m.fedavg(), **setting)
+    weights = state_of(setup.model)
+    for round in play(make_setup(m.fedavg(), **setting))[1:]:
+        weights, losses = plain_sgd(setup, 0, weights, round.round)
         assert all(torch.equal(round.weights[name], w) for name, w in weights.items())
         assert round.clients[0].train_loss == float(np.mean(losses))
 
 
-def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play, plain_sgd):
-    site = make_site(m.fedavg())
-    weights = state_of(site.model)
-    for round in play(make_site(m.fedavg()))[1:]:
+def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_setup, play, plain_sgd):
+    setup = make_setup(m.fedavg())
+    weights = state_of(setup.model)
+    for round in play(make_setup(m.fedavg()))[1:]:
         clients = [row.client for row in round.clients]
-        sizes = np.array([site.federation.num_examples(client) for client in clients])
-        trained = [plain_sgd(site, client, weights, round.round)[0] for client in clients]
+        sizes = np.array([setup.federation.num_examples(client) for client in clients])
+        trained = [plain_sgd(setup, client, weights, round.round)[0] for client in clients]
         for name, w in round.weights.items():
             mean = (
                 np.tensordot(sizes, np.array([t[name].double().numpy() for t in trained]), axes=1)
@@ -770,14 +770,14 @@ def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, mem
 
 
 @pytest.fixture
-def states(make_site, bits):
+def states(make_setup, bits):
     """Per round: the round, the part's state, and the memories of all clients that have trained so
     far.
     """
 
     def states(method, slot, **setting):
-        site = make_site(method, **setting)
-        for round in islice(engine.rounds(site, ThisProcess(site)), 1, None):
+        setup = make_setup(method, **setting)
+        for round in islice(engine.rounds(setup, ThisProcess(setup)), 1, None):
             kept = {
                 client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()
             }
@@ -795,7 +795,7 @@ def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_site, play, states):
+def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_setup, play, states):
     """The distance covered, over the rate and the momentum-corrected steps; the correction `c -
     c_1` is 0.
     """
@@ -806,7 +806,7 @@ def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_si
         "momentum": momentum,
     }
     plain, kept = (
-        play(make_site(m.fedavg(), **alone)),
+        play(make_setup(m.fedavg(), **alone)),
         states(m.scaffold(), "control_variates", **alone),
     )
     for (before, after), (round, c, own) in zip(pairwise(plain), kept, strict=True):
@@ -828,19 +828,19 @@ def test_fedcurvs_sums_are_the_sums_of_the_memories(states):
 
 
 def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(
-    make_site, states, of_client
+    make_setup, states, of_client
 ):
     """For a single client: over its own data in order, batch by batch, in eval mode."""
     alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 1}
-    site = make_site(m.fedavg(), **alone)
-    images, labels = of_client(site, 0)
+    setup = make_setup(m.fedavg(), **alone)
+    images, labels = of_client(setup, 0)
     for round, _, shares in states(m.fedcurv(), "curvature", **alone):
-        site.model.load_state_dict(round.weights)
+        setup.model.load_state_dict(round.weights)
         fisher = dict.fromkeys(shares[0]["u"], 0)
         for index in torch.arange(11).split(5):
-            site.model.zero_grad()
-            F.cross_entropy(site.model.eval()(images[index]), labels[index]).backward()
-            for name, p in site.model.named_parameters():
+            setup.model.zero_grad()
+            F.cross_entropy(setup.model.eval()(images[index]), labels[index]).backward()
+            for name, p in setup.model.named_parameters():
                 fisher[name] = fisher[name] + p.grad**2 * len(index) / 11
         for name, u in shares[0]["u"].items():
             torch.testing.assert_close(u, fisher[name])
@@ -851,20 +851,20 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(
     ("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")]
 )
 def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(
-    make_site, play, digest, method, slot
+    make_setup, play, digest, method, slot
 ):
     """They must forget together: the server's state is the sum of what the clients remember."""
     setting = {"num_rounds": 6, "clients_per_round": 6}
-    run = play(make_site(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
-    site = make_site(method, **setting)
-    for round in engine.rounds(site, ThisProcess(site), replace(run[3], held={}, memories={})):
+    run = play(make_setup(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
+    setup = make_setup(method, **setting)
+    for round in engine.rounds(setup, ThisProcess(setup), replace(run[3], held={}, memories={})):
         assert digest(round.weights) == digest(run[round.round].weights)
     assert run[6].held[slot].since == 4
 
 
 @pytest.mark.parametrize("by_size", [False, True])
 def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(
-    by_size, make_site, states
+    by_size, make_setup, states
 ):
     """`g_i` moves by `-alpha_i (w_local - w)`, which gives `w_local`; the weights are their mean
     less `h / alpha`.
@@ -872,10 +872,10 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(
     By size `alpha_i = alpha / (n_i / mean n)`, and `h` is the mean of `g_i n_i / mean n`: its alpha
     is not divided.
     """
-    site = make_site(m.feddyn())
-    sizes = np.array([site.federation.num_examples(client) for client in range(6)])
+    setup = make_setup(m.feddyn())
+    sizes = np.array([setup.federation.num_examples(client) for client in range(6)])
     share = sizes / sizes.mean() if by_size else np.ones(6)
-    weights, before = state_of(site.model), {}
+    weights, before = state_of(setup.model), {}
     for round, h, own in states(m.feddyn(alpha=0.1, by_size=by_size), "average", num_rounds=4):
         for name in h:
             mean = sum(g[name].double() * share[client] for client, g in own.items()) / 6
@@ -893,13 +893,13 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(
     ("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")]
 )
 def test_the_prototypes_are_the_mean_features_of_the_trained_model(
-    method, slot, make_site, states, of_client
+    method, slot, make_setup, states, of_client
 ):
     """FedProc's are means of features of length 1."""
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
-    site = make_site(method, **alone)
-    view = server_view(site, 1, {})
-    images, labels = of_client(site, 0)
+    setup = make_setup(method, **alone)
+    view = server_view(setup, 1, {})
+    images, labels = of_client(setup, 0)
     for round, prototypes, _ in states(method, slot, **alone):
         features = view.frozen(round.weights).features(images)
         features = F.normalize(features) if slot == "supervise" else features
@@ -909,30 +909,33 @@ def test_the_prototypes_are_the_mean_features_of_the_trained_model(
 
 
 def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(
-    make_site, of_client
+    make_setup, of_client
 ):
-    site, part = make_site(m.fedcsd(), norm=True), m.fedcsd()[-1]
-    weights, total = state_of(site.model), OrderedSum()
-    view, cohort = server_view(site, 1, weights), [0, 2, 4]
+    setup, part = make_setup(m.fedcsd(), norm=True), m.fedcsd()[-1]
+    weights, total = state_of(setup.model), OrderedSum()
+    view, cohort = server_view(setup, 1, weights), [0, 2, 4]
     for client in cohort:
         total.add(
             survey(
-                Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {part.slot: 1})), client
+                RoundContext(
+                    setup, Broadcast(1, weights, {part.slot: weights}, {}, {part.slot: 1})
+                ),
+                client,
             )
         )
     _, prototypes = part.tell(weights, view, total.value[part.slot])
     images, labels = (
         torch.cat(column)
-        for column in zip(*(of_client(site, client) for client in cohort), strict=True)
+        for column in zip(*(of_client(setup, client) for client in cohort), strict=True)
     )
     logits = view.global_model(images)
     for c in range(4):
         torch.testing.assert_close(prototypes[c], logits[labels == c].mean(dim=0))
 
 
-def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_site):
-    site, part = make_site(m.fedssd(), norm=True), m.fedssd()[-1]
-    data, view = site.federation, server_view(site, 1, state_of(site.model))
+def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_setup):
+    setup, part = make_setup(m.fedssd(), norm=True), m.fedssd()[-1]
+    data, view = setup.federation, server_view(setup, 1, state_of(setup.model))
     images = prepare(torch.from_numpy(data.train.examples[data.auxiliary]), data.mean, data.std)
     found = view.global_model(images.plain(torch.arange(8))).argmax(dim=1).tolist()
     rates = np.zeros((4, 4))
@@ -970,8 +973,8 @@ def test_moon_remembers_the_model_that_a_client_has_trained(states):
         assert all(torch.equal(own[0][name], w) for name, w in round.weights.items())
 
 
-def test_fedcsds_teacher_is_the_moving_average_from_the_initial_model(make_site, play):
-    run = play(make_site(m.fedcsd(decay=0.75), norm=True))
+def test_fedcsds_teacher_is_the_moving_average_from_the_initial_model(make_setup, play):
+    run = play(make_setup(m.fedcsd(decay=0.75), norm=True))
     teacher = {name: w.double() for name, w in run[0].weights.items()}
     for round in run[1:]:
         teacher = {name: 0.75 * t + 0.25 * round.weights[name] for name, t in teacher.items()}
@@ -980,8 +983,8 @@ def test_fedcsds_teacher_is_the_moving_average_from_the_initial_model(make_site,
                 torch.testing.assert_close(kept, teacher[name].float(), rtol=1e-5, atol=1e-6)
 
 
-def test_fedgkd_keeps_the_last_models_but_not_the_initial_model(make_site, play):
-    run = play(make_site(m.fedgkd(buffer=2), num_rounds=4))
+def test_fedgkd_keeps_the_last_models_but_not_the_initial_model(make_setup, play):
+    run = play(make_setup(m.fedgkd(buffer=2), num_rounds=4))
     kept = [round.held["past_teachers_distill"].state for round in run[1:]]
     assert [len(models) for models in kept] == [0, 1, 2, 2]
     for models, made in zip(kept, ([], [1], [1, 2], [2, 3]), strict=True):
@@ -989,16 +992,18 @@ def test_fedgkd_keeps_the_last_models_but_not_the_initial_model(make_site, play)
             assert all(torch.equal(model[name], w) for name, w in run[number].weights.items())
 
 
-def test_the_servers_velocity_follows_its_formula(make_site, play):
+def test_the_servers_velocity_follows_its_formula(make_setup, play):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same
     weights.
     """
-    run = play(make_site(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
+    run = play(make_setup(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
     velocity = dict.fromkeys(run[1].held["server_momentum"].state, 0.0)
-    assert velocity.keys() == dict(make_site(m.fedavg(), norm=True).model.named_parameters()).keys()
-    site = make_site(m.fedavg(), num_rounds=2, norm=True)
+    assert (
+        velocity.keys() == dict(make_setup(m.fedavg(), norm=True).model.named_parameters()).keys()
+    )
+    setup = make_setup(m.fedavg(), num_rounds=2, norm=True)
     for before, after in pairwise(run):
-        averaged = engine.play(site, replace(before, held={}), ThisProcess(site))
+        averaged = engine.play(setup, replace(before, held={}), ThisProcess(setup))
         for name, w in after.weights.items():
             if name in velocity:
                 velocity[name] = (
@@ -1015,20 +1020,20 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, make_site, states):
+def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, make_setup, states):
     """`(w - w_new) / (K lr)`, `K lr` the cohort's mean: what clients of unequal sizes cover in two
     epochs.
     """
-    site = make_site(m.fedcm(0.25), momentum=momentum, norm=True)
-    before = state_of(site.model)
+    setup = make_setup(m.fedcm(0.25), momentum=momentum, norm=True)
+    before = state_of(setup.model)
     for round, d, own in states(m.fedcm(0.25), "client_momentum", momentum=momentum, norm=True):
-        steps = [2 * -(-site.federation.num_examples(row.client) // 5) for row in round.clients]
+        steps = [2 * -(-setup.federation.num_examples(row.client) // 5) for row in round.clients]
         course = (
             np.mean([momentum_corrected_steps(k, momentum) for k in steps])
             * 0.1
             * 0.5 ** (round.round - 1)
         )
-        assert d.keys() == dict(site.model.named_parameters()).keys() and not any(own.values())
+        assert d.keys() == dict(setup.model.named_parameters()).keys() and not any(own.values())
         for name in d:
             torch.testing.assert_close(
                 d[name], (before[name] - round.weights[name]) / course, rtol=1e-4, atol=1e-5
@@ -1071,17 +1076,17 @@ def test_feddisco_weighs_clients_by_their_sizes_and_divergences(counts, a, b, we
     assert step.averaged["x"].item() == pytest.approx((weights[0] + 2 * weights[1]) / sum(weights))
 
 
-def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_means(make_site, play):
+def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_means(make_setup, play):
     """`m <- beta m + (mean - x)`, `x <- mean + beta m`, and `mean` is the model that the paper
     evaluates.
     """
-    run = play(make_site(m.fedacg(beta=0.5, mu=0.1), norm=True))
-    site, momentum = make_site(m.fedprox(mu=0.1), norm=True), 0.0
+    run = play(make_setup(m.fedacg(beta=0.5, mu=0.1), norm=True))
+    setup, momentum = make_setup(m.fedprox(mu=0.1), norm=True), 0.0
     for before, after in pairwise(run):
-        means = engine.play(site, replace(before, held={}), ThisProcess(site)).weights
+        means = engine.play(setup, replace(before, held={}), ThisProcess(setup)).weights
         moved = {
             name: means[name].double() - before.weights[name].double()
-            for name, _ in site.model.named_parameters()
+            for name, _ in setup.model.named_parameters()
         }
         momentum = {
             name: 0.5 * (momentum[name] if momentum else 0.0) + step for name, step in moved.items()
@@ -1095,8 +1100,8 @@ def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_mean
         torch.testing.assert_close(after.shown, means, rtol=1e-6, atol=1e-7)
 
 
-def test_fedexp_shows_the_mean_of_the_last_two_models(make_site, play):
-    for before, after in pairwise(play(make_site(m.fedexp(), norm=True))):
+def test_fedexp_shows_the_mean_of_the_last_two_models(make_setup, play):
+    for before, after in pairwise(play(make_setup(m.fedexp(), norm=True))):
         for name, w in after.shown.items():
             is_buffer = "running" in name or "num_batches" in name
             expected = (
@@ -1109,17 +1114,21 @@ def test_fedexp_shows_the_mean_of_the_last_two_models(make_site, play):
 
 @pytest.mark.parametrize("method", [m.fedavg(), m.fedacg()], ids=repr)
 def test_a_smoothed_run_evaluates_the_exponential_average_of_what_would_be_evaluated(
-    method, make_site, play
+    method, make_setup, play
 ):
-    site, average = make_site(m.compose(method, m.Smoothed(0.75)), norm=True), None
-    for smoothed, plain in zip(play(site)[1:], play(make_site(method, norm=True))[1:], strict=True):
+    setup, average = make_setup(m.compose(method, m.Smoothed(0.75)), norm=True), None
+    for smoothed, plain in zip(
+        play(setup)[1:], play(make_setup(method, norm=True))[1:], strict=True
+    ):
         assert all(torch.equal(w, plain.weights[name]) for name, w in smoothed.weights.items())
         last = {name: w.double() for name, w in plain.evaluated.items()}
         average = (
             {name: 0.75 * average[name] + 0.25 * w for name, w in last.items()} if average else last
         )
-        model = with_weights(site.model, smoothed.shown).eval()
-        assert np.array_equal(evaluate(site, model, 0, 30).confusion, smoothed.evaluation.confusion)
+        model = with_weights(setup.model, smoothed.shown).eval()
+        assert np.array_equal(
+            evaluate(setup, model, 0, 30).confusion, smoothed.evaluation.confusion
+        )
         for name, w in smoothed.shown.items():
             expected = average[name] if w.is_floating_point() else average[name].round()
             torch.testing.assert_close(w, expected.to(w.dtype), rtol=1e-6, atol=1e-7)

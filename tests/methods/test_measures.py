@@ -134,10 +134,10 @@ def test_a_sample_is_fixed_by_the_seed(total, wanted, count):
     assert count == total or rows.tolist() != sampled(total, wanted, seed=4).tolist()
 
 
-def with_measures(site, **changes):
-    """The site, measured in every way on all test images."""
+def with_measures(setup, **changes):
+    """The setup, measured in every way on all test images."""
     changes = {"measure": ["local", "drift", "confusion"], "measure_images": 0, **changes}
-    return replace(site, job=replace(site.job, **changes))
+    return replace(setup, job=replace(setup.job, **changes))
 
 
 def without_measures(round):
@@ -153,17 +153,17 @@ def without_measures(round):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcsd", "moon", "fednova"])
-def test_a_measure_leaves_no_trace_in_the_training(name, make_site, play, bits):
+def test_a_measure_leaves_no_trace_in_the_training(name, make_setup, play, bits):
     """Not in weights, states, memories, surveys, losses, evaluations, nor in the bytes of the
     method.
     """
-    site = make_site(RECIPES[name](), norm=True)
+    setup = make_setup(RECIPES[name](), norm=True)
     chosen = {
         "measure_every": 2,
         "measure_layers": ["features.0", "head"],
         "measure_clients": [0, 1, 2],
     }
-    plain, with_them = (play(each) for each in (site, with_measures(site, **chosen)))
+    plain, with_them = (play(each) for each in (setup, with_measures(setup, **chosen)))
     for one, other in zip(plain, with_them, strict=True):
         assert bits(one) == bits(without_measures(other))
         measured_here = {row.client: "local.after.accuracy" in row.notes for row in other.clients}
@@ -188,39 +188,40 @@ class Restless(nn.Module):
 
 @pytest.mark.parametrize("method", [fedavg(), fedntd()])
 def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(
-    method, make_site, play, bits
+    method, make_setup, play, bits
 ):
-    site = make_site(method)
+    setup = make_setup(method)
     layers = nn.Sequential(nn.Conv2d(1, 4, 3), Restless(), nn.ReLU(), nn.Flatten())
-    site = replace(site, model=Classifier(layers, nn.Linear(16, 4)))
+    setup = replace(setup, model=Classifier(layers, nn.Linear(16, 4)))
     plain, with_them = (
-        play(replace(each, model=copy.deepcopy(site.model))) for each in (site, with_measures(site))
+        play(replace(each, model=copy.deepcopy(setup.model)))
+        for each in (setup, with_measures(setup))
     )
     assert [bits(round) for round in plain] == [
         bits(without_measures(round)) for round in with_them
     ]
 
 
-def states_after_training(site, last):
+def states_after_training(setup, last):
     """What each client of the round after `last` has trained, each in a task of its own: float64
     (K, P).
     """
-    workers = ThisProcess(site)
-    opening = open_round(site, last, workers)
-    names = dict(site.model.named_parameters())
+    workers = ThisProcess(setup)
+    opening = open_round(setup, last, workers)
+    names = dict(setup.model.named_parameters())
     found = {}
     for client in opening.cohort.answered:
-        (reply,) = engine.train(site, workers, opening.broadcast, [(client,)], {})
+        (reply,) = engine.train(setup, workers, opening.broadcast, [(client,)], {})
         found[client] = unpack(reply.summands)["average"]["weights"].values
     return names, found
 
 
-def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_site, play):
+def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_setup, play):
     """With BatchNorm, whose statistics are no parameters, and tasks of one and of several clients."""
-    site = make_site(fedavg(), norm=True)
-    last, *others = play(with_measures(site))
+    setup = make_setup(fedavg(), norm=True)
+    last, *others = play(with_measures(setup))
     for round in others:
-        names, states = states_after_training(site, last)
+        names, states = states_after_training(setup, last)
         updates = np.array(
             [
                 np.concatenate(
@@ -241,14 +242,14 @@ def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_site, 
         last = round
 
 
-def preferred(site, weights, layer):
+def preferred(setup, weights, layer):
     """The class on which each neuron is largest on average, computed without hooks, image by image."""
-    model = with_weights(site.model, weights).eval()
-    data = site.federation
+    model = with_weights(setup.model, weights).eval()
+    data = setup.federation
     found = [[] for _ in data.train.classes]
     with torch.no_grad():
         for row in range(len(data.test)):
-            [(image, label)] = data.batches(data.test, np.array([row]), site.device)
+            [(image, label)] = data.batches(data.test, np.array([row]), setup.device)
             outputs = {
                 "": model.features(image),
                 "features.0": model.features[0](image).mean(dim=(2, 3)),
@@ -259,14 +260,14 @@ def preferred(site, weights, layer):
 
 
 @pytest.mark.parametrize("layer", ["", "features.0"])
-def test_alignment_of_the_global_model_and_of_clients_by_layer(make_site, play, layer):
+def test_alignment_of_the_global_model_and_of_clients_by_layer(make_setup, play, layer):
     """A map counts as its mean over space. The only client of a round becomes the global model."""
-    site = make_site(fedavg(), clients_per_round=1, norm=True, num_rounds=4)
+    setup = make_setup(fedavg(), clients_per_round=1, norm=True, num_rounds=4)
     key = f"drift.alignment.{layer}" if layer else "drift.alignment"
-    last, *others = play(with_measures(site, measure_layers=[layer] if layer else []))
+    last, *others = play(with_measures(setup, measure_layers=[layer] if layer else []))
     shares = []
     for round in others:
-        before, after = (preferred(site, model.weights, layer) for model in (last, round))
+        before, after = (preferred(setup, model.weights, layer) for model in (last, round))
         alive = (before >= 0) & (after >= 0)
         share = float((before == after)[alive].mean())
         assert round.notes[key.replace("alignment", "dead")] == 1 - alive.mean()
@@ -277,14 +278,14 @@ def test_alignment_of_the_global_model_and_of_clients_by_layer(make_site, play, 
     assert min(shares) < 1
 
 
-def test_a_confusion_is_of_the_measured_images_and_gives_the_numbers_of_local(make_site, play):
-    site = with_measures(make_site(fedavg(), norm=True), measure_images=20)
-    for round in play(site)[1:]:
+def test_a_confusion_is_of_the_measured_images_and_gives_the_numbers_of_local(make_setup, play):
+    setup = with_measures(make_setup(fedavg(), norm=True), measure_images=20)
+    for round in play(setup)[1:]:
         assert round.confusions.keys() == {row.client for row in round.clients}
         for row in round.clients:
             confusion = round.confusions[row.client]
             assert confusion.sum() == 20
-            share = site.federation.label_counts(row.client) / row.num_examples
+            share = setup.federation.label_counts(row.client) / row.num_examples
             there = confusion.sum(axis=1) > 0
             by_class = confusion.diagonal()[there] / confusion.sum(axis=1)[there]
             found = {
@@ -295,22 +296,22 @@ def test_a_confusion_is_of_the_measured_images_and_gives_the_numbers_of_local(ma
             assert {key: row.notes[f"local.after.{key}"] for key in found} == pytest.approx(found)
 
 
-def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bits):
-    site = make_site(fedavg())
-    test, names = site.federation.test, ("amazon", "none", "webcam")
+def test_domains_have_the_accuracy_of_their_own_test_images(make_setup, play, bits):
+    setup = make_setup(fedavg())
+    test, names = setup.federation.test, ("amazon", "none", "webcam")
     domains = np.where(np.arange(len(test)) % 3, 2, 0)
     marked = replace(test, domains=domains, domain_names=names)
-    apart = replace(site, federation=replace(site.federation, test=marked))
-    for plain, round in zip(play(site), play(apart), strict=True):
+    apart = replace(setup, federation=replace(setup.federation, test=marked))
+    for plain, round in zip(play(setup), play(apart), strict=True):
         assert bits(plain) == bits(replace(round, notes={}))
         assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, (
             "a domain without test images has no accuracy"
         )
         for code, name in ((0, "amazon"), (2, "webcam")):
             only = replace(
-                site,
+                setup,
                 federation=replace(
-                    site.federation, test=test.take(np.flatnonzero(domains == code))
+                    setup.federation, test=test.take(np.flatnonzero(domains == code))
                 ),
             )
             own = engine.evaluated(
@@ -321,10 +322,12 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
         assert shares / 30 == pytest.approx(round.test_accuracy)
 
 
-def test_before_is_the_global_model_and_after_the_clients_own(make_site, play):
+def test_before_is_the_global_model_and_after_the_clients_own(make_setup, play):
     """On all test images, with one client per round: its model becomes the global model."""
-    last, *others = play(site := with_measures(make_site(fedavg(), clients_per_round=1, norm=True)))
-    parameters = dict(site.model.named_parameters())
+    last, *others = play(
+        setup := with_measures(make_setup(fedavg(), clients_per_round=1, norm=True))
+    )
+    parameters = dict(setup.model.named_parameters())
     for round in others:
         (row,) = round.clients
         assert row.notes["local.before.accuracy"] == pytest.approx(last.test_accuracy)
@@ -338,15 +341,15 @@ def test_before_is_the_global_model_and_after_the_clients_own(make_site, play):
         last = round
 
 
-def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypatch, caplog):
+def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_setup, monkeypatch, caplog):
     def broken(*given):
         raise ValueError("no such layer")
 
     measures._warn.cache_clear()
     monkeypatch.setitem(measures.MEASURES, "drift", broken)
-    site = with_measures(make_site(fedavg()))
+    setup = with_measures(make_setup(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, ThisProcess(site))
+        *_, last = rounds(setup, ThisProcess(setup))
     assert [r.getMessage() for r in caplog.records] == [
         "measure = drift fails, and is left out: ValueError: no such layer"
     ]
@@ -354,16 +357,16 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
 
 
 def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
-    make_site, monkeypatch, caplog
+    make_setup, monkeypatch, caplog
 ):
     def full(*given):
         raise RuntimeError("not enough memory")
 
     measures._warn.cache_clear()
     monkeypatch.setattr(measures, "Seen", full)
-    site = with_measures(make_site(fedavg()))
+    setup = with_measures(make_setup(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, ThisProcess(site))
+        *_, last = rounds(setup, ThisProcess(setup))
     text = "fails, and is left out: RuntimeError: not enough memory"
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"measure = {name} {text}" for name in ("local", "drift", "confusion")]
@@ -376,26 +379,26 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
     )
 
 
-def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_site, monkeypatch):
+def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_setup, monkeypatch):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(measures, "Seen", full)
     with pytest.raises(ClientFailed, match=r"(?s)CUDA out of memory.*ray.num_gpus"):
-        list(rounds(site := with_measures(make_site(fedavg())), ThisProcess(site)))
+        list(rounds(setup := with_measures(make_setup(fedavg())), ThisProcess(setup)))
 
 
 def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
-    make_site, monkeypatch, caplog
+    make_setup, monkeypatch, caplog
 ):
     measures._warn.cache_clear()
     summand = measures.summand
     monkeypatch.setattr(
         "rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m)
     )
-    turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
+    turn, setup = itertools.count(), with_measures(make_setup(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
-        found = [round.notes.keys() for round in rounds(site, ThisProcess(site))][1:]
+        found = [round.notes.keys() for round in rounds(setup, ThisProcess(setup))][1:]
     assert [record.getMessage() for record in caplog.records] == [
         "measure = drift fails, and is left out: KeyError: 'features.0.weight'"
     ]
@@ -412,13 +415,15 @@ def test_the_keys_of_measures_are_no_part_of_the_lineage():
     assert plain.lineage() == other.lineage() and plain.hash() == other.hash()
 
 
-def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site, play, monkeypatch):
+def test_a_worker_shows_the_images_to_the_global_model_once_per_round(
+    make_setup, play, monkeypatch
+):
     shown, see = [], measures.see
     monkeypatch.setattr(
         "rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given)
     )
     # Each client is a task of its own.
-    play(with_measures(make_site(fedavg(), task_images=1)))
+    play(with_measures(make_setup(fedavg(), task_images=1)))
     assert len(shown) == 3 * (4 + 1 + 2), (
         "and before and after each round, for the round's alignment"
     )

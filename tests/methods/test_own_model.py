@@ -30,13 +30,13 @@ def own_of(round):
     }
 
 
-def test_all_of_a_run_but_the_own_models_is_fedavgs_bit_for_bit(make_site, play, bits):
+def test_all_of_a_run_but_the_own_models_is_fedavgs_bit_for_bit(make_setup, play, bits):
     """With BatchNorm, Dropout and augmentation: the second pass leaves no trace, in no generator
     and no statistic.
     """
     setting = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2)}
     for ditto, fedavg in zip(
-        play(make_site(m.ditto(), **setting)), play(make_site(m.fedavg(), **setting)), strict=True
+        play(make_setup(m.ditto(), **setting)), play(make_setup(m.fedavg(), **setting)), strict=True
     ):
         rows = [
             replace(row, notes={k: v for k, v in row.notes.items() if k != "own_loss"})
@@ -50,18 +50,18 @@ def test_all_of_a_run_but_the_own_models_is_fedavgs_bit_for_bit(make_site, play,
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
-def test_own_models_are_those_of_a_plain_loop(lam, make_site, play, plain_sgd):
+def test_own_models_are_those_of_a_plain_loop(lam, make_setup, play, plain_sgd):
     """Bit for bit without the pull; a client begins with the round's global model, and comes back
     with its own.
     """
-    site, own = make_site(m.ditto(lam=lam)), {}
-    first, *others = play(site)
+    setup, own = make_setup(m.ditto(lam=lam)), {}
+    first, *others = play(setup)
     weights, came_back = first.weights, 0
     for round in others:
         for client in (row.client for row in round.clients):
             came_back += client in own
             begun = own.get(client, weights)
-            own[client] = plain_sgd(site, client, begun, round.round, lam=lam, anchor=weights)[0]
+            own[client] = plain_sgd(setup, client, begun, round.round, lam=lam, anchor=weights)[0]
         kept = own_of(round)
         assert kept.keys() == own.keys()
         for client, expected in own.items():
@@ -79,36 +79,36 @@ def test_own_models_are_those_of_a_plain_loop(lam, make_site, play, plain_sgd):
     "training", [{}, {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01}, {"clip": 0.1}], ids=str
 )
 def test_a_client_alone_without_the_pull_has_the_global_model_for_its_own(
-    training, make_site, play
+    training, make_setup, play
 ):
     """By the job's optimizer, whichever it is, bit for bit."""
     for round in play(
-        make_site(m.ditto(lam=0.0), counts=[[12, 13, 9, 8]], clients_per_round=1, **training)
+        make_setup(m.ditto(lam=0.0), counts=[[12, 13, 9, 8]], clients_per_round=1, **training)
     )[1:]:
         assert all(torch.equal(own, round.weights[name]) for name, own in own_of(round)[0].items())
 
 
-def test_frozen_parameters_stay_frozen_in_own_models(make_site, play):
-    site = make_site(m.ditto())
-    site.model.features.requires_grad_(False)
+def test_frozen_parameters_stay_frozen_in_own_models(make_setup, play):
+    setup = make_setup(m.ditto())
+    setup.model.features.requires_grad_(False)
     assert all(
-        own.keys() == {"head.weight", "head.bias"} for own in own_of(play(site)[-1]).values()
+        own.keys() == {"head.weight", "head.bias"} for own in own_of(play(setup)[-1]).values()
     )
 
 
-def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make_site, play):
+def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make_setup, play):
     measured = {"measure": ["local", "drift", "confusion"], "measure_images": 0}
-    site, plain = (
-        make_site(method, clients_per_round=6) for method in (m.ditto(lam=0.1), m.fedavg())
+    setup, plain = (
+        make_setup(method, clients_per_round=6) for method in (m.ditto(lam=0.1), m.fedavg())
     )
-    site, plain = (replace(each, job=replace(each.job, **measured)) for each in (site, plain))
-    weights, own, differ = state_of(site.model), {}, 0
-    for ours, theirs in zip(play(site)[1:], play(plain)[1:], strict=True):
+    setup, plain = (replace(each, job=replace(each.job, **measured)) for each in (setup, plain))
+    weights, own, differ = state_of(setup.model), {}, 0
+    for ours, theirs in zip(play(setup)[1:], play(plain)[1:], strict=True):
         kept = own_of(ours)
         for row, other in zip(ours.clients, theirs.clients, strict=True):
             for when, of in (("before", own.get(row.client, weights)), ("after", kept[row.client])):
                 confusion = client_work.evaluate(
-                    site, with_weights(site.model, of).eval(), 0, 30
+                    setup, with_weights(setup.model, of).eval(), 0, 30
                 ).confusion
                 assert row.notes[f"local.{when}.accuracy"] == np.trace(confusion) / 30
             assert np.array_equal(ours.confusions[row.client], confusion)
@@ -125,14 +125,14 @@ def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make
 # What is refused, and what is told.
 
 
-def test_a_method_may_change_to_ditto(make_site, play, plain_sgd):
+def test_a_method_may_change_to_ditto(make_setup, play, plain_sgd):
     """The own models then begin with the global model of that round."""
-    site = make_site(m.switch(m.fedavg(), m.ditto(lam=0.0), at=3))
-    refuse_misplaced(site.job.method, site.model)
-    *_, before, last = play(site)
+    setup = make_setup(m.switch(m.fedavg(), m.ditto(lam=0.0), at=3))
+    refuse_misplaced(setup.job.method, setup.model)
+    *_, before, last = play(setup)
     assert not before.memories
     for client, own in own_of(last).items():
-        alone = plain_sgd(site, client, before.weights, 3)[0]
+        alone = plain_sgd(setup, client, before.weights, 3)[0]
         assert all(torch.equal(own[name], w) for name, w in alone.items())
 
 
@@ -150,7 +150,7 @@ def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_mode
     assert not [*of_models(m.fedavg(), make_model(), measured=False)]
 
 
-def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):
+def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_setup, play):
     """A pull that is too strong for the rate throws it further away with each step; the global
     model is well.
     """
@@ -158,23 +158,23 @@ def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):
         r"client \d's own model in round 1 holds a NaN or an infinity at .*; try a smaller train.lr"
     )
     with pytest.raises(Diverged, match=match + ", or a lam below 1000000000000.0"):
-        play(make_site(m.ditto(lam=1e12), local_steps=20))
+        play(make_setup(m.ditto(lam=1e12), local_steps=20))
 
 
 # FedRoD.
 
 
-def test_an_own_head_learns_what_the_global_head_leaves(make_site, play, of_client):
+def test_an_own_head_learns_what_the_global_head_leaves(make_setup, play, of_client):
     """Beside plain torch: the features and the global logits of each step are those of training by
     adjusted logits.
     """
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0}
-    site = make_site(m.fedrod(), **alone)
-    images, labels = of_client(site, 0)
+    setup = make_setup(m.fedrod(), **alone)
+    images, labels = of_client(setup, 0)
     prior, head = torch.tensor([12.0, 13.0, 9.0, 8.0]).log(), torch.nn.Linear(16, 4)
     torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
-    for before, after in itertools.pairwise(play(site)):
-        model, training = with_weights(site.model, before.weights).train(), site.job.train
+    for before, after in itertools.pairwise(play(setup)):
+        model, training = with_weights(setup.model, before.weights).train(), setup.job.train
         options = {
             "lr": training.lr * training.lr_decay ** (after.round - 1),
             "momentum": training.momentum,
@@ -197,14 +197,14 @@ def test_an_own_head_learns_what_the_global_head_leaves(make_site, play, of_clie
         torch.testing.assert_close(after.weights, state_of(model))
 
 
-def test_measures_show_the_sum_of_the_heads(make_site, play):
-    site = make_site(m.fedrod(), clients_per_round=6)
-    site = replace(site, job=replace(site.job, measure=["local"], measure_images=0))
-    _, first, second = play(site)[:3]
+def test_measures_show_the_sum_of_the_heads(make_setup, play):
+    setup = make_setup(m.fedrod(), clients_per_round=6)
+    setup = replace(setup, job=replace(setup.job, measure=["local"], measure_images=0))
+    _, first, second = play(setup)[:3]
     for row in second.clients:
         head = unpack(first.memories[row.client])["slots"]["personal_head"]
         own = {name: w + head[name] if name in head else w for name, w in first.weights.items()}
         confusion = client_work.evaluate(
-            site, with_weights(site.model, own).eval(), 0, 30
+            setup, with_weights(setup.model, own).eval(), 0, 30
         ).confusion
         assert row.notes["local.before.accuracy"] == np.trace(confusion) / 30

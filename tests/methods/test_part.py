@@ -198,15 +198,15 @@ def test_switch_changes_at_its_round():
 # What a part does in a run.
 
 
-def test_a_users_part_runs_as_the_librarys_does(make_site, play, bits):
+def test_a_users_part_runs_as_the_librarys_does(make_setup, play, bits):
     own, ours = (
-        play(make_site(m.compose(part)))[-1] for part in (OwnProximal(0.5), m.Proximal(0.5))
+        play(make_setup(m.compose(part)))[-1] for part in (OwnProximal(0.5), m.Proximal(0.5))
     )
     assert bits(own)["weights"] == bits(ours)["weights"]
 
 
-def test_a_part_without_a_loss_only_watches(make_site, play, bits):
-    watched, plain = play(make_site(m.compose(Watcher())))[-1], play(make_site(m.fedavg()))[-1]
+def test_a_part_without_a_loss_only_watches(make_setup, play, bits):
+    watched, plain = play(make_setup(m.compose(Watcher())))[-1], play(make_setup(m.fedavg()))[-1]
     assert bits(watched)["weights"] == bits(plain)["weights"]
     sizes = [row.num_examples for row in watched.clients]
     # With the earlier rounds.
@@ -231,13 +231,13 @@ class OtherCounter(Counter):
     """Another part for the same slot."""
 
 
-def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site, play):
+def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_setup, play):
     method = m.switch(
         m.compose(Counter("a")),
         m.switch(m.compose(Counter("b")), m.compose(OtherCounter()), at=3),
         at=2,
     )
-    run = play(make_site(method, num_rounds=5))
+    run = play(make_setup(method, num_rounds=5))
     began, counts = zip(*(round.held["count"].state for round in run[1:]), strict=True)
     # A part with other values is the same part, a part of another class is not.
     assert counts == (
@@ -250,7 +250,7 @@ def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site
     for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
         assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
     run = play(
-        make_site(
+        make_setup(
             m.switch(m.switch(m.compose(Counter()), m.fedavg(), at=2), m.compose(Counter()), at=3)
         )
     )

@@ -52,12 +52,12 @@ def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
 @pytest.mark.parametrize(
     ("method", "slot", "names"), [(m.fedbn, "local_norm", NORM), (m.fedper, "local_head", HEAD)]
 )
-def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, make_site, play):
+def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, make_setup, play):
     """Bit for bit: what the others would average away is the only difference between the methods."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "norm": True}
     for ours, fedavg in zip(
-        play(make_site(method(), **alone))[1:],
-        play(make_site(m.fedavg(), **alone))[1:],
+        play(make_setup(method(), **alone))[1:],
+        play(make_setup(m.fedavg(), **alone))[1:],
         strict=True,
     ):
         own = own_of(ours, slot)[0]
@@ -67,19 +67,20 @@ def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, mak
 
 
 def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(
-    make_site, play, plain_sgd
+    make_setup, play, plain_sgd
 ):
     """A client that was not sampled before begins with the initial head, and one that is not
     sampled keeps its own.
     """
-    site, heads = make_site(m.fedper()), {}
-    run = play(site)
+    setup, heads = make_setup(m.fedper()), {}
+    run = play(setup)
     for before, after in pairwise(run):
         cohort = [row.client for row in after.clients]
         found = {
-            i: plain_sgd(site, i, before.weights | heads.get(i, {}), after.round)[0] for i in cohort
+            i: plain_sgd(setup, i, before.weights | heads.get(i, {}), after.round)[0]
+            for i in cohort
         }
-        sizes = np.array([site.federation.num_examples(client) for client in cohort])
+        sizes = np.array([setup.federation.num_examples(client) for client in cohort])
         for name, w in after.weights.items():
             if name in HEAD:
                 assert torch.equal(w, run[0].weights[name])
@@ -107,18 +108,18 @@ def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(
         (m.compose(m.LocalHead(), m.fedbabu()[-1]), 0.0),
     ],
 )
-def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site, play, plain_sgd):
+def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_setup, play, plain_sgd):
     """Weight decay and momentum leave alone what is not trained."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.1}
-    site, own = make_site(method, **alone), {}
-    for before, after in pairwise(play(site)):
-        found = plain_sgd(site, 0, before.weights | own, after.round, head=head)[0]
+    setup, own = make_setup(method, **alone), {}
+    for before, after in pairwise(play(setup)):
+        found = plain_sgd(setup, 0, before.weights | own, after.round, head=head)[0]
         own = own_of(after, "local_head")[0]
         for name, w in found.items():
             torch.testing.assert_close(
                 own[name] if name in HEAD else after.weights[name], w, rtol=1e-4, atol=1e-6
             )
-    assert all(torch.equal(own[name], state_of(site.model)[name]) for name in HEAD) == (head == 0)
+    assert all(torch.equal(own[name], state_of(setup.model)[name]) for name in HEAD) == (head == 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site,
     [{"local_epochs": 2}, {"local_steps": 3}, {"local_epochs": 1, "batch_size": 4}],
     ids=str,
 )
-def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
+def test_a_client_knows_how_many_steps_it_will_take(training, make_setup, play):
     told = []
 
     @dataclass(frozen=True)
@@ -140,13 +141,13 @@ def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
             told.append((local, fit.steps))
             return None, None
 
-    play(make_site(m.compose(Steps()), **training))
+    play(make_setup(m.compose(Steps()), **training))
     # One client is served again.
     assert len(told) == 12 + 1 and all(before == after for before, after in told)
 
 
-def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
-    run = play(make_site(m.fedbabu(), weight_decay=0.1))
+def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_setup, play):
+    run = play(make_setup(m.fedbabu(), weight_decay=0.1))
     for name, w in run[-1].weights.items():
         assert torch.equal(w, run[0].weights[name]) == (name in HEAD)
 
@@ -156,10 +157,10 @@ def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
     [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.PrototypeHead],
     ids=repr,
 )
-def test_what_stays_is_trained_by_whatever_supervises(part, make_site, play):
+def test_what_stays_is_trained_by_whatever_supervises(part, make_setup, play):
     """A gradient that is taken at other weights has what stays, too, where that is."""
-    site = make_site(m.compose(m.LocalHead(), m.LocalNorm(), part), norm=True, local_steps=4)
-    last, initial = play(site)[-1], parameters_of(site.model)
+    setup = make_setup(m.compose(m.LocalHead(), m.LocalNorm(), part), norm=True, local_steps=4)
+    last, initial = play(setup)[-1], parameters_of(setup.model)
     own = [
         {**head, **norm}
         for head, norm in zip(*(own_of(last, slot).values() for slot in SLOTS), strict=True)
@@ -183,8 +184,8 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("method", EVERY_KIND, ids=repr)
-def test_nothing_that_stays_is_sent_up_or_moved_in_the_global_model(method, make_site, play):
-    run = play(make_site(method, norm=True))
+def test_nothing_that_stays_is_sent_up_or_moved_in_the_global_model(method, make_setup, play):
+    run = play(make_setup(method, norm=True))
     for round in run[1:]:
         assert all(torch.equal(round.weights[name], run[0].weights[name]) for name in HEAD)
         sent = num_bytes({name: w for name, w in round.weights.items() if name not in HEAD})
@@ -192,8 +193,8 @@ def test_nothing_that_stays_is_sent_up_or_moved_in_the_global_model(method, make
 
 
 @pytest.mark.parametrize("method", [m.scaffold(), m.compose(m.Curvature())], ids=repr)
-def test_what_clients_tell_of_their_parameters_has_none_that_stay(method, make_site, play):
-    for round in play(make_site(m.compose(m.LocalHead(), method)))[1:]:
+def test_what_clients_tell_of_their_parameters_has_none_that_stay(method, make_setup, play):
+    for round in play(make_setup(m.compose(m.LocalHead(), method)))[1:]:
         states = [
             round.held[slot].state for slot in round.held if round.held[slot].state is not None
         ]
@@ -234,19 +235,19 @@ class Moves(m.Part):
         return state, step.towards({name: w + 1 for name, w in step.averaged.items()})
 
 
-def test_no_part_moves_what_stays_in_the_global_model(make_site, play):
+def test_no_part_moves_what_stays_in_the_global_model(make_setup, play):
     moved, plain = (
-        play(make_site(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], [])
+        play(make_setup(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], [])
     )
     for name, w in plain.weights.items():
         assert torch.equal(moved.weights[name], w if name in HEAD else w + 1)
 
 
-def test_parts_see_nothing_of_what_stays(make_site, play):
-    assert len(play(make_site(m.compose(m.fedper(), Looks()), norm=True))) == 4
+def test_parts_see_nothing_of_what_stays(make_setup, play):
+    assert len(play(make_setup(m.compose(m.fedper(), Looks()), norm=True))) == 4
 
 
-def test_a_teacher_has_the_clients_own_entries(make_site, play):
+def test_a_teacher_has_the_clients_own_entries(make_setup, play):
     """Before the first step it says what the student says, so that one step with a teacher is one
     without.
     """
@@ -257,8 +258,8 @@ def test_a_teacher_has_the_clients_own_entries(make_site, play):
         "num_rounds": 3,
         "lr_decay": 1.0,
     }
-    alone = play(make_site(m.fedper(), **single))[-1]
-    taught = play(make_site(m.compose(m.fedper(), m.Distill(beta=5.0)), **single))[-1]
+    alone = play(make_setup(m.fedper(), **single))[-1]
+    taught = play(make_setup(m.compose(m.fedper(), m.Distill(beta=5.0)), **single))[-1]
     for one, other in (
         (alone.weights, taught.weights),
         [own_of(run, "local_head") for run in (alone, taught)],
@@ -266,17 +267,21 @@ def test_a_teacher_has_the_clients_own_entries(make_site, play):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
+def test_every_frozen_model_at_a_client_has_its_own_entries(make_setup):
     """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last
     model.
     """
-    site, own = (
-        make_site(m.fedper()),
+    setup, own = (
+        make_setup(m.fedper()),
         {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)},
     )
-    sent = {name: w + 2 for name, w in state_of(site.model).items()}
+    sent = {name: w + 2 for name, w in state_of(setup.model).items()}
     client = client_work.view_of(
-        client_work.Desk(site, client_work.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own
+        client_work.RoundContext(
+            setup, client_work.Broadcast(1, state_of(setup.model), {}, {}, {})
+        ),
+        0,
+        own,
     )
     for weights in (sent, shared({"local_head": frozenset(HEAD)}, sent), client.weights):
         made = client.frozen(weights).state_dict()
@@ -297,32 +302,34 @@ def test_a_head_and_a_body_that_take_turns_must_both_train():
     m.HeadThenBody(head=0.0).check(model(head=False, body=True), Training())
 
 
-def test_measures_compare_the_clients_own_models(make_site, play, plain_sgd):
+def test_measures_compare_the_clients_own_models(make_setup, play, plain_sgd):
     """`local.before` of a client that returns is of the round's model with the entries it has kept."""
-    site = make_site(m.fedper(), num_rounds=2, clients_per_round=6)
-    site = replace(site, job=replace(site.job, measure=["local"], measure_images=0))
-    _, first, second = play(site)
+    setup = make_setup(m.fedper(), num_rounds=2, clients_per_round=6)
+    setup = replace(setup, job=replace(setup.job, measure=["local"], measure_images=0))
+    _, first, second = play(setup)
     heads, after = own_of(first, "local_head"), own_of(second, "local_head")
     for row in second.clients:
         before = client_work.evaluate(
-            site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30
+            setup, with_weights(setup.model, first.weights | heads[row.client]).eval(), 0, 30
         )
         assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
-        its = plain_sgd(site, row.client, first.weights | heads[row.client], 2)[0]
+        its = plain_sgd(setup, row.client, first.weights | heads[row.client], 2)[0]
         assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
-        own = client_work.evaluate(site, with_weights(site.model, its).eval(), 0, 30)
+        own = client_work.evaluate(setup, with_weights(setup.model, its).eval(), 0, 30)
         assert row.notes["local.after.accuracy"] == np.trace(own.confusion) / 30
     assert len({row.notes["local.before.accuracy"] for row in second.clients}) > 1
 
 
-def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make_site, play):
-    """One desk serves both: no entry of the first may be left in the second."""
-    site = make_site(m.fedper(), clients_per_round=3)
-    last = play(site)[1]
-    opening = open_round(site, last, ThisProcess(site), clients=[0, 1, 2, 3, 4, 5])
+def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make_setup, play):
+    """One context serves both: no entry of the first may be left in the second."""
+    setup = make_setup(m.fedper(), clients_per_round=3)
+    last = play(setup)[1]
+    opening = open_round(setup, last, ThisProcess(setup), clients=[0, 1, 2, 3, 4, 5])
     once = {}
     for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
-        for task in engine.train(site, ThisProcess(site), opening.broadcast, tasks, last.memories):
+        for task in engine.train(
+            setup, ThisProcess(setup), opening.broadcast, tasks, last.memories
+        ):
             for reply in task.clients:
                 own = unpack(reply.memory)["slots"]["local_head"]
                 for name, w in once.setdefault(reply.row.client, own).items():
@@ -394,6 +401,6 @@ def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
         part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), Training())
 
 
-def test_a_part_with_local_names_has_no_other_memory(make_site, play):
+def test_a_part_with_local_names_has_no_other_memory(make_setup, play):
     with pytest.raises(Exception, match="the part 'stays' has local names, and so no other memory"):
-        play(make_site(m.compose(Stays(tuple(HEAD), memory=True))))
+        play(make_setup(m.compose(Stays(tuple(HEAD), memory=True))))

@@ -33,7 +33,7 @@ def vector(tree):
 
 
 @pytest.mark.parametrize("gamma", [0.4, 1.0])
-def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, play, of_client):
+def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_setup, play, of_client):
     setting = {
         "counts": [[12, 13, 9, 8]],
         "clients_per_round": 1,
@@ -41,14 +41,14 @@ def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, pl
         "momentum": 0.0,
     }
     method = m.fedreg(gamma=gamma, iterations=3)
-    site = make_site(method, num_rounds=1, **setting)
-    images, labels = of_client(site, 0)
-    images, before = images.double(), play(site)[0].weights
-    anchor = with_weights(site.model, before).double()
+    setup = make_setup(method, num_rounds=1, **setting)
+    images, labels = of_client(setup, 0)
+    images, before = images.double(), play(setup)[0].weights
+    anchor = with_weights(setup.model, before).double()
     model, lr, removed = copy.deepcopy(anchor), 0.1, 0
     made = [(x, y) for x, y in zip(images.split(5), labels.split(5), strict=True)]
     order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, 1, 0))
-    for step, index in enumerate(batches(42, site.job.train, order)):
+    for step, index in enumerate(batches(42, setup.job.train, order)):
         middle = between(model, anchor, gamma)
         g = oracle.gradients(oracle.loss_of(middle, images[index], labels[index]), middle)
         model = oracle.moved(model, {name: -lr * x for name, x in g.items()})
@@ -72,7 +72,7 @@ def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, pl
             for (name, w), o in zip(model.named_parameters(), anchor.parameters(), strict=True):
                 w.copy_(o + way[name])
     assert removed > 5
-    for name, w in play(site)[1].weights.items():
+    for name, w in play(setup)[1].weights.items():
         torch.testing.assert_close(w.double(), model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 

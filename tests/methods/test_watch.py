@@ -59,17 +59,17 @@ class Writes(Part):
 
 
 @pytest.mark.parametrize(("hook", "name"), WRITES)
-def test_a_part_that_writes_to_what_it_is_given_is_refused(hook, name, make_site, play):
-    site = make_site(compose(scaffold(), Writes(hook, name)), num_rounds=1)
+def test_a_part_that_writes_to_what_it_is_given_is_refused(hook, name, make_setup, play):
+    setup = make_setup(compose(scaffold(), Writes(hook, name)), num_rounds=1)
     says = re.escape(f"test_watch.Writes.{hook} wrote to {name}, which other parts")
     with pytest.raises(RunFailed, match=says):
-        play(site)
+        play(setup)
 
 
-def test_it_is_refused_too_where_the_part_acts_only_from_a_later_round_on(make_site, play):
+def test_it_is_refused_too_where_the_part_acts_only_from_a_later_round_on(make_setup, play):
     writes = compose(Writes("loss", "batch.images"))
     with pytest.raises(RunFailed, match=r"Writes\.loss wrote to batch\.images"):
-        play(make_site(switch(fedavg(), writes, at=2), num_rounds=2))
+        play(make_setup(switch(fedavg(), writes, at=2), num_rounds=2))
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class WritesToItsOwn(Part):
         return state.add_(total["seen"]), step
 
 
-def test_a_part_may_write_to_copies_and_to_what_is_its_own(make_site, play):
-    assert len(play(make_site(compose(WritesToItsOwn()), num_rounds=2))) == 3
+def test_a_part_may_write_to_copies_and_to_what_is_its_own(make_setup, play):
+    assert len(play(make_setup(compose(WritesToItsOwn()), num_rounds=2))) == 3
 
 
-def test_hooks_that_are_not_watched_are_called_as_they_are(make_site):
+def test_hooks_that_are_not_watched_are_called_as_they_are(make_setup):
     class Odd:
         def begin(self, client):
             return client

@@ -24,7 +24,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
 from rayfed.models.settings import Adapt, Lora
 from rayfed.rounds import client_work
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
 
@@ -65,13 +65,13 @@ def adapted(*given, **keys):
 
 
 @pytest.fixture
-def adapt_site(make_site):
-    """A site of the small model, with BatchNorm, after `adapt`."""
+def adapt_setup(make_setup):
+    """A setup of the small model, with BatchNorm, after `adapt`."""
 
     def make(method, settings):
-        site = make_site(method, norm=True)
-        adapt(site.model, settings, seed=0)
-        return site
+        setup = make_setup(method, norm=True)
+        adapt(setup.model, settings, seed=0)
+        return setup
 
     return make
 
@@ -125,37 +125,37 @@ def test_weights_are_loaded_without_what_is_frozen_and_wrong_names_are_refused(m
 @pytest.mark.parametrize(
     "method", [m.fedavg, m.fedprox, m.scaffold, m.feddyn, m.fedcurv, m.moon, m.fedbn, m.fedalign]
 )
-def test_a_method_trains_and_sends_what_is_not_frozen(method, adapt_site, play):
+def test_a_method_trains_and_sends_what_is_not_frozen(method, adapt_setup, play):
     settings = Adapt(freeze=["features.0.*"])
-    site, full = (adapt_site(method(), each) for each in (settings, Adapt()))
-    before = copy.deepcopy(site.model.state_dict())
-    (first, *_, last), (whole, *_, whole_last) = play(site), play(full)
+    setup, full = (adapt_setup(method(), each) for each in (settings, Adapt()))
+    before = copy.deepcopy(setup.model.state_dict())
+    (first, *_, last), (whole, *_, whole_last) = play(setup), play(full)
     assert (
         {*whole.weights} - {*last.weights}
         == {"features.0.weight", "features.0.bias"}
-        == frozen(site.model)
+        == frozen(setup.model)
     )
     assert all(
-        torch.equal(tensor, before[name]) for name, tensor in site.model.state_dict().items()
+        torch.equal(tensor, before[name]) for name, tensor in setup.model.state_dict().items()
     )
     assert not torch.equal(last.weights["head.weight"], first.weights["head.weight"])
-    saved = num_bytes([before[name] for name in frozen(site.model)])
+    saved = num_bytes([before[name] for name in frozen(setup.model)])
     assert last.bytes_up <= whole_last.bytes_up - 4 * saved
     assert last.bytes_down <= whole_last.bytes_down - 4 * saved
 
 
-def test_a_step_with_frozen_features_is_one_of_softmax_regression_on_them(make_site, play):
+def test_a_step_with_frozen_features_is_one_of_softmax_regression_on_them(make_setup, play):
     """The law, by hand: frozen layers are a constant function before the rest, BatchNorm too."""
     one = {"counts": [[4, 1, 0, 0]], "clients_per_round": 1, "num_rounds": 1, "local_epochs": 1}
-    site = make_site(m.fedavg(), **one, weight_decay=0.0)
+    setup = make_setup(m.fedavg(), **one, weight_decay=0.0)
     features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 8))
     features[1].running_mean.fill_(0.5)
-    site = replace(site, model=Classifier(features, nn.Linear(8, 4)))
-    adapt(site.model, Adapt(freeze=["features.*"]), seed=0)
-    first, last = play(site)
+    setup = replace(setup, model=Classifier(features, nn.Linear(8, 4)))
+    adapt(setup.model, Adapt(freeze=["features.*"]), seed=0)
+    first, last = play(setup)
     assert first.weights.keys() == last.weights.keys() == {"head.weight", "head.bias"}
-    data, lr = site.federation, site.job.train.lr
-    images, labels = next(data.batches(data.train, data.client(0), site.device))
+    data, lr = setup.federation, setup.job.train.lr
+    images, labels = next(data.batches(data.train, data.client(0), setup.device))
     h = (images.flatten(1) - 0.5) / math.sqrt(1 + 1e-5) @ features[2].weight.T + features[2].bias
     weight, bias = first.weights["head.weight"], first.weights["head.bias"]
     wrong = (torch.softmax(h @ weight.T + bias, dim=1) - nn.functional.one_hot(labels, 4)) / 5
@@ -263,7 +263,7 @@ def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it
     with pytest.raises(
         InputError, match=rf"needs {missing}, .*: pip install 'rayfed-distill\[{install}\]'"
     ):
-        open_site(read_job(job(model)))
+        open_setup(read_job(job(model)))
 
 
 # Weights from a file.
@@ -382,7 +382,7 @@ def test_a_model_of_timm_takes_the_datas_images_and_its_own_options_and_gives_fe
 
 @needs("peft", "timm")
 def test_bytes_fall_with_the_share_that_trains(play):
-    full, lora = (open_site(read_job(job(vit(**keys)))) for keys in ({}, {"lora": {"rank": 2}}))
+    full, lora = (open_setup(read_job(job(vit(**keys)))) for keys in ({}, {"lora": {"rank": 2}}))
     before = copy.deepcopy(lora.model.state_dict())
     everything, some = play(full)[-1], play(lora)[-1]
     share = num_bytes(state_of(lora.model)) / num_bytes(state_of(full.model))
@@ -441,11 +441,11 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(done.weights.values(), again.values(), strict=True)
     )
-    site = open_site(read_job(done.path / "job.toml"))
-    site.model.load_state_dict(again)
+    setup = open_setup(read_job(done.path / "job.toml"))
+    setup.model.load_state_dict(again)
     saved = load_file(done.path / "checkpoints/round-00002.safetensors")
-    assert saved.keys() == state(site.model).keys() < again.keys()
-    assert client_work.evaluate(site, site.model, 0, 50).confusion.sum() == 50
+    assert saved.keys() == state(setup.model).keys() < again.keys()
+    assert client_work.evaluate(setup, setup.model, 0, 50).confusion.sum() == 50
 
 
 @needs("peft", "timm")

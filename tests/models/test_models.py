@@ -25,7 +25,7 @@ from rayfed.models.convnets import MaxPool
 from rayfed.models.registry import MODELS, build_model
 from rayfed.models.resnet import Pad
 from rayfed.models.vision import pooled
-from rayfed.runtime.workers import threads
+from rayfed.runtime.executors import threads
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 

@@ -184,7 +184,7 @@ def test_what_a_model_keeps_outside_its_state_is_named():
     assert tried(drawn).warnings == ()
 
 
-def test_a_model_that_writes_to_its_input_trains_as_without(make_site, play):
+def test_a_model_that_writes_to_its_input_trains_as_without(make_setup, play):
     """Student, teacher, evaluation and measures see the images as they are."""
 
     class Half(nn.Module):
@@ -198,25 +198,27 @@ def test_a_model_that_writes_to_its_input_trains_as_without(make_site, play):
     for method in (m.fedntd(), m.fedsam(), m.fedcurv(), m.feddf(steps=3)):
         ends = []
         for in_place in (False, True):
-            site = make_site(method, num_rounds=2, clients_per_round=2)
+            setup = make_setup(method, num_rounds=2, clients_per_round=2)
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
                 layers = [Half(in_place), nn.Flatten(), nn.Linear(16, 8), nn.ReLU()]
                 model = Classifier(nn.Sequential(*layers), nn.Linear(8, 4))
-            site = copy.copy(site)
-            object.__setattr__(site, "model", model)
-            object.__setattr__(site, "writes_to_inputs", in_place)
-            ends.append(play(site)[-1])
+            setup = copy.copy(setup)
+            object.__setattr__(setup, "model", model)
+            object.__setattr__(setup, "writes_to_inputs", in_place)
+            ends.append(play(setup)[-1])
         torch.testing.assert_close(ends[0].weights, ends[1].weights, rtol=0, atol=0)
         assert ends[0].test_loss == ends[1].test_loss
 
 
-def test_a_model_that_writes_unseen_by_its_trial_and_a_constant_that_changes_end_the_run(make_site):
+def test_a_model_that_writes_unseen_by_its_trial_and_a_constant_that_changes_end_the_run(
+    make_setup,
+):
     def failing(model):
-        site = make_site(m.fedavg(), num_rounds=1)
-        object.__setattr__(site, "model", model)
+        setup = make_setup(m.fedavg(), num_rounds=1)
+        object.__setattr__(setup, "model", model)
         with pytest.raises(RunFailed) as raised:
-            list(rounds(site, ThisProcess(site)))
+            list(rounds(setup, ThisProcess(setup)))
         return str(raised.value)
 
     writing = Net(before=lambda net, x: x.mul_(0.5))

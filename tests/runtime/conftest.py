@@ -108,7 +108,7 @@ def cluster(_small):
 @pytest.fixture
 def ready():
     """How many actors of a pool have opened the run: some are at work on the next round already."""
-    return lambda pool: len(pool._crew.idle) + len(pool._working)
+    return lambda pool: len(pool._group.idle) + len(pool._working)
 
 
 @pytest.fixture
@@ -199,13 +199,13 @@ def ray_head():
 
 @pytest.fixture
 def played(bits):
-    """All rounds of a site on some workers, in comparable form; `between` sees each round but the
+    """All rounds of a setup on some workers, in comparable form; `between` sees each round but the
     initial model.
     """
 
-    def played(site, workers, between=lambda round: None):
+    def played(setup, workers, between=lambda round: None):
         every = []
-        for round in rounds(site, workers):
+        for round in rounds(setup, workers):
             every.append(round)
             workers.round(round)
             if round.round:
@@ -220,11 +220,11 @@ def played(bits):
 
 @pytest.fixture
 def here(played):
-    """All rounds of a site in this process; the site's own model stays as it is."""
+    """All rounds of a setup in this process; the setup's own model stays as it is."""
 
-    def here(site):
-        site = replace(site, model=copy.deepcopy(site.model))
-        return played(site, ThisProcess(site))
+    def here(setup):
+        setup = replace(setup, model=copy.deepcopy(setup.model))
+        return played(setup, ThisProcess(setup))
 
     return here
 
@@ -235,19 +235,19 @@ def pool_on():
     has joined.
     """
 
-    def pool_on(site, name, **options):
+    def pool_on(setup, name, **options):
         options = RayOptions(address=ray.get_runtime_context().gcs_address, **options)
-        return open_actors(replace(site, job=replace(site.job, name=name, ray=options)))
+        return open_actors(replace(setup, job=replace(setup.job, name=name, ray=options)))
 
     return pool_on
 
 
 @pytest.fixture
 def on_ray(played, pool_on):
-    """All rounds of a site on the Ray that this process has joined."""
+    """All rounds of a setup on the Ray that this process has joined."""
 
-    def on_ray(site, actors, **options):
-        with pool_on(site, f"test-{os.urandom(4).hex()}", actors=actors, **options) as pool:
-            return played(site, pool)
+    def on_ray(setup, actors, **options):
+        with pool_on(setup, f"test-{os.urandom(4).hex()}", actors=actors, **options) as pool:
+            return played(setup, pool)
 
     return on_ray

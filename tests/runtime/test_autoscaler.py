@@ -18,7 +18,7 @@ from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 
 from rayfed.base.errors import InputError
 from rayfed.methods import scaffold
-from rayfed.runtime import crew
+from rayfed.runtime import worker_group
 
 slow = pytest.mark.slow
 
@@ -84,24 +84,24 @@ def autoscaling(a_cluster, free, tmp_path):
 
 @slow
 def test_actors_that_do_not_fit_become_nodes_and_the_bits_stay(
-    autoscaling, make_site, played, here, pool_on, ready, monkeypatch, caplog
+    autoscaling, make_setup, played, here, pool_on, ready, monkeypatch, caplog
 ):
     def all_are_up(round):
         while ready(pool) < 3:
-            pool._crew.wait([], 1.0)
+            pool._group.wait([], 1.0)
 
-    monkeypatch.setattr(crew, "LATE", 0.0)
-    site = make_site(scaffold(), clients_per_round=6, num_rounds=2)
-    expected = here(site)
-    with pool_on(site, "grows", actors=3) as pool:
-        assert len(pool._crew.idle) == 1
-        assert played(site, pool, all_are_up) == expected
-        assert len({member.node_id for member in pool._crew.idle}) == 3
+    monkeypatch.setattr(worker_group, "LATE", 0.0)
+    setup = make_setup(scaffold(), clients_per_round=6, num_rounds=2)
+    expected = here(setup)
+    with pool_on(setup, "grows", actors=3) as pool:
+        assert len(pool._group.idle) == 1
+        assert played(setup, pool, all_are_up) == expected
+        assert len({member.node_id for member in pool._group.idle}) == 3
     assert "the run starts with 1 of 3 actors; the others join when" in caplog.text
 
 
 @slow
-def test_a_cluster_without_an_autoscaler_refuses_what_does_not_fit(cluster, make_site, pool_on):
+def test_a_cluster_without_an_autoscaler_refuses_what_does_not_fit(cluster, make_setup, pool_on):
     with pytest.raises(InputError, match=r"so at most 4 fit; .* share a CPU\)$"):
-        with pool_on(make_site(scaffold()), "static", actors=5):
+        with pool_on(make_setup(scaffold()), "static", actors=5):
             pass

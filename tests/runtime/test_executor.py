@@ -33,46 +33,46 @@ class Visits(Part):
 
 @pytest.fixture(params=["in this process", pytest.param("on Ray", marks=pytest.mark.slow)])
 def executor_of(request):
-    """Open an executor for a site: here, or an actor on Ray, so that the order of work is known."""
+    """Open an executor for a setup: here, or an actor on Ray, so that the order of work is known."""
 
     @contextmanager
-    def open_executor(site):
+    def open_executor(setup):
         if request.param == "in this process":
-            yield ThisProcess(replace(site, model=copy.deepcopy(site.model)))
+            yield ThisProcess(replace(setup, model=copy.deepcopy(setup.model)))
             return
         request.getfixturevalue("cluster")
         pool_on = request.getfixturevalue("pool_on")
         options = {"actors": 1, "check_repeat": False}
-        with pool_on(site, f"executor-{id(site)}", **options) as pool:
+        with pool_on(setup, f"executor-{id(setup)}", **options) as pool:
             yield pool
 
     return open_executor
 
 
 @pytest.fixture
-def visiting(make_site, tmp_path):
-    """A site whose clients leave a note, and a function that reads the notes."""
+def visiting(make_setup, tmp_path):
+    """A setup whose clients leave a note, and a function that reads the notes."""
     file = tmp_path / "visits"
 
     def make(fails=False):
         method = compose(Visits(str(file), fails))
-        site = make_site(method, clients_per_round=6, ray=RayOptions(check_repeat=False))
-        return site, lambda: file.read_text().split() if file.exists() else []
+        setup = make_setup(method, clients_per_round=6, ray=RayOptions(check_repeat=False))
+        return setup, lambda: file.read_text().split() if file.exists() else []
 
     return make
 
 
-def training(site, executor):
+def training(setup, executor):
     """Begin the training of round 1; returns its tasks and its results."""
-    opening = engine.open_round(site, engine.initial(site), executor)
+    opening = engine.open_round(setup, engine.initial(setup), executor)
     tasks = opening.to_train
-    return tasks, engine.train(site, executor, opening.broadcast, tasks, {})
+    return tasks, engine.train(setup, executor, opening.broadcast, tasks, {})
 
 
-def test_results_come_in_the_order_of_the_items_each_once(executor_of, make_site):
-    site = make_site(compose(scaffold()))
-    weights = state_of(site.model)
-    with executor_of(site) as executor:
+def test_results_come_in_the_order_of_the_items_each_once(executor_of, make_setup):
+    setup = make_setup(compose(scaffold()))
+    weights = state_of(setup.model)
+    with executor_of(setup) as executor:
         results = list(executor.map(Evaluate(), PIECES, {"weights": weights}))
         assert [int(result.confusion.sum()) for result in results] == [7, 4, 19]
         whole = list(executor.map(Evaluate(), [(0, 30)], {"weights": weights}))
@@ -80,16 +80,16 @@ def test_results_come_in_the_order_of_the_items_each_once(executor_of, make_site
         assert (total.confusion == whole[0].confusion).all()
 
 
-def test_no_items_have_no_results(executor_of, make_site):
-    site = make_site(compose(scaffold()))
-    with executor_of(site) as executor:
-        assert list(executor.map(Evaluate(), [], {"weights": state_of(site.model)})) == []
+def test_no_items_have_no_results(executor_of, make_setup):
+    setup = make_setup(compose(scaffold()))
+    with executor_of(setup) as executor:
+        assert list(executor.map(Evaluate(), [], {"weights": state_of(setup.model)})) == []
 
 
-def test_calls_may_overlap_and_do_not_mix(executor_of, make_site):
-    site = make_site(compose(scaffold()))
-    shared = {"weights": state_of(site.model)}
-    with executor_of(site) as executor:
+def test_calls_may_overlap_and_do_not_mix(executor_of, make_setup):
+    setup = make_setup(compose(scaffold()))
+    shared = {"weights": state_of(setup.model)}
+    with executor_of(setup) as executor:
         first = executor.map(Evaluate(), PIECES, shared)
         second = executor.map(Activations(), pieces_of(30), shared)
         assert len(list(second)) == 1
@@ -101,37 +101,37 @@ def test_a_call_that_is_closed_begins_no_more_work_and_the_next_call_works(
     executor_of, visiting, asked
 ):
     """Also before its first result was asked for, when a generator would not have begun."""
-    site, visits = visiting()
-    with executor_of(site) as executor:
-        tasks, results = training(site, executor)
+    setup, visits = visiting()
+    with executor_of(setup) as executor:
+        tasks, results = training(setup, executor)
         assert len(tasks) > 3
         for _ in range(asked):
             next(results)
         results.close()
         assert list(results) == []
-        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(site.model)})
+        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(setup.model)})
         assert len(list(evaluations)) == 3
         # One message may be on its way when the call is closed: of at most four tasks.
         assert len(visits()) < sum(len(task) for task in tasks)
 
 
 def test_an_error_of_a_client_names_it_and_the_round(executor_of, visiting):
-    site, visits = visiting(fails=True)
-    with executor_of(site) as executor:
-        _, results = training(site, executor)
+    setup, visits = visiting(fails=True)
+    with executor_of(setup) as executor:
+        _, results = training(setup, executor)
         with pytest.raises(ClientFailed, match="client 4 divides by zero") as error:
             list(results)
         assert (error.value.client, error.value.round) == (4, 1)
         # The executor is of use afterwards.
-        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(site.model)})
+        evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(setup.model)})
         assert len(list(evaluations)) == 3
     assert "4" in visits()
 
 
-def test_a_memory_is_recalled_as_it_was_remembered(executor_of, make_site):
-    site = make_site(scaffold())
-    with executor_of(site) as executor:
-        round = engine.play(site, engine.start(site, executor), executor)
+def test_a_memory_is_recalled_as_it_was_remembered(executor_of, make_setup):
+    setup = make_setup(scaffold())
+    with executor_of(setup) as executor:
+        round = engine.play(setup, engine.start(setup, executor), executor)
         assert round.memories
         for memory in round.memories.values():
             packed = executor.recall(memory)

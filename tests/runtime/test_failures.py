@@ -161,8 +161,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def world(make_site, folder):
-    """A site in which the harm of a row happens, or none."""
+def world(make_setup, folder):
+    """A setup in which the harm of a row happens, or none."""
 
     def world(row, times):
         kind = Surveyed if row.moment == "survey" else Harm
@@ -172,13 +172,13 @@ def world(make_site, folder):
             "clients_per_round": 13,
         }
         sizes = together if row.client == 5 else {"clients_per_round": 6}
-        site = make_site(
+        setup = make_setup(
             compose(scaffold(), kind(row.harm, row.moment, folder, times, row.client)),
             num_rounds=2,
             **sizes,
         )
-        site.model.features = Trap(site.model.features, row.harm, row.moment, folder, times)
-        return site
+        setup.model.features = Trap(setup.model.features, row.harm, row.moment, folder, times)
+        return setup
 
     return world
 
@@ -286,28 +286,28 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
 
 # As Ray raises them in C++ where its node is gone, or has no room.
 RAYS_OWN = [
-    ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
-    ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
+    ("get", ValueError("no such object"), lambda pool, setup: pool.recall(ray.put(1))),
+    ("put", OutOfDiskError("Local disk is full"), lambda pool, setup: pool.remember(pack({}))),
     # Last: work is under way.
     (
         "wait",
         OSError("Broken pipe"),
-        lambda pool, site: list(rounds(site, pool)),
+        lambda pool, setup: list(rounds(setup, pool)),
     ),
 ]
 
 
 @slow
-def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch):
-    site = make_site(scaffold())
-    with pool_on(site, "ray-fails", actors=1) as pool:
+def test_an_error_of_rays_own_is_lost_workers(cluster, make_setup, pool_on, monkeypatch):
+    setup = make_setup(scaffold())
+    with pool_on(setup, "ray-fails", actors=1) as pool:
         for call, error, enter in RAYS_OWN:
             names = {"__name__": "ray._raylet", "error": error}
             exec("def fails(*_, **__): raise error", names)
             with monkeypatch.context() as patch:
                 patch.setattr(ray, call, names["fails"])
                 with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
-                    enter(pool, site)
+                    enter(pool, setup)
 
 
 # Between rounds
@@ -331,12 +331,12 @@ def pids(run):
 
 @slow
 def test_idle_actors_that_die_between_rounds_change_nothing(
-    cluster, make_site, played, here, pool_on
+    cluster, make_setup, played, here, pool_on
 ):
     """No call waits for them: Ray has restarted them before the driver notices, and they have not
     opened the run.
     """
-    site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
+    setup = make_setup(scaffold(), num_rounds=4, clients_per_round=6)
     killed = []
 
     def kill(round):
@@ -347,21 +347,21 @@ def test_idle_actors_that_die_between_rounds_change_nothing(
         while round.round == 2 and not pids("idle/").isdisjoint(killed):
             time.sleep(0.1)
 
-    with pool_on(site, "idle", actors=2) as pool:
-        assert played(site, pool, kill) == here(site)
+    with pool_on(setup, "idle", actors=2) as pool:
+        assert played(setup, pool, kill) == here(setup)
     assert len(set(killed)) == 8
 
 
 @slow
 def test_a_broken_actor_takes_no_work_from_the_others(
-    cluster, make_site, played, here, pool_on, tmp_path, caplog
+    cluster, make_setup, played, here, pool_on, tmp_path, caplog
 ):
     """It fails every call at once, and so might look idle."""
-    site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
-    site.model.features = Trap(
-        site.model.features, "library", "open", tmp_path / "from now on", 99, "broken/actor-0"
+    setup = make_setup(scaffold(), num_rounds=4, clients_per_round=6)
+    setup.model.features = Trap(
+        setup.model.features, "library", "open", tmp_path / "from now on", 99, "broken/actor-0"
     )
-    expected = here(site)
+    expected = here(setup)
 
     def break_it(round):
         if round.round == 1:
@@ -376,10 +376,10 @@ def test_a_broken_actor_takes_no_work_from_the_others(
             (tmp_path / "from now on").mkdir()
         # Ray takes its time to start it again.
         while round.round == 2 and "given up" not in caplog.text:
-            pool._crew.wait([], 1.0)
+            pool._group.wait([], 1.0)
 
-    with pool_on(site, "broken", actors=2) as pool:
-        assert played(site, pool, break_it) == expected
+    with pool_on(setup, "broken", actors=2) as pool:
+        assert played(setup, pool, break_it) == expected
     assert re.search(
         r"(?s)actor-0 on [\d.]+ could not open the run, and is given up.*a broken library",
         caplog.text,
@@ -397,12 +397,12 @@ class Slow(Part):
 
 @slow
 def test_answers_that_came_while_the_driver_was_busy_are_not_late(
-    cluster, make_site, played, here, pool_on, caplog
+    cluster, make_setup, played, here, pool_on, caplog
 ):
-    site = make_site(compose(fedavg(), Slow()), clients_per_round=6)
-    with pool_on(site, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
+    setup = make_setup(compose(fedavg(), Slow()), clients_per_round=6)
+    with pool_on(setup, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
         # A slow tracker or disk: actors are done with what they have, and their answers lie there.
-        assert played(site, pool, between=lambda round: time.sleep(3.0)) == here(site)
+        assert played(setup, pool, between=lambda round: time.sleep(3.0)) == here(setup)
     assert "no answer" not in caplog.text
 
 

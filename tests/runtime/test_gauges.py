@@ -53,10 +53,10 @@ def until(condition):
     pytest.fail("the condition was not met in ten seconds")
 
 
-def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
+def test_every_series_is_shown_with_the_values_of_the_run(shown, make_setup, play):
     run = Gauges("a/run", num_rounds=8)
     # The last of these is not evaluated.
-    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]
+    finished = play(make_setup(fedavg(), num_rounds=6, eval_every=2))[:6]
     finished[-1] = replace(finished[-1], notes={"clients.late": 2.0, "clients.dropped": 1.0})
     for round in finished:
         run.round(round, 100 * round.round, idle=round.round / 10)
@@ -124,11 +124,11 @@ def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog)
 
 @pytest.mark.slow
 def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(
-    cluster, make_site, pool_on, played
+    cluster, make_setup, pool_on, played
 ):
     """Of two actors, a cohort of a single client has work for one."""
-    idle, site = [], make_site(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)
-    with pool_on(site, "test-idle", actors=2) as pool:
-        played(site, pool, lambda round: idle.append(pool._gauges._values["rayfed_idle_share"]))
+    idle, setup = [], make_setup(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)
+    with pool_on(setup, "test-idle", actors=2) as pool:
+        played(setup, pool, lambda round: idle.append(pool._gauges._values["rayfed_idle_share"]))
     # After the last, both evaluate.
     assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), idle

@@ -69,14 +69,16 @@ def test_an_actor_alone_on_a_gpu_may_fill_it():
     assert memory_cap(0.25) == pytest.approx(0.225)
 
 
-def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_site):
-    site = make_site(switch(fedavg(), scaffold(), at=3), num_rounds=3)
-    last = rehearse(site)
-    sizes = [site.federation.num_examples(client) for client in range(site.federation.num_clients)]
+def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_setup):
+    setup = make_setup(switch(fedavg(), scaffold(), at=3), num_rounds=3)
+    last = rehearse(setup)
+    sizes = [
+        setup.federation.num_examples(client) for client in range(setup.federation.num_clients)
+    ]
     assert last.round == 3
     assert [row.num_examples for row in last.clients] == [max(sizes)]
     assert len(last.memories) == 1, "scaffold is the method of the last round"
-    assert peak_bytes(site) == 0, "there is no GPU to measure"
+    assert peak_bytes(setup) == 0, "there is no GPU to measure"
 
 
 @pytest.mark.parametrize(
@@ -136,22 +138,22 @@ class Throws(Part):
         ("CUDA error: device-side assert triggered", None),
     ],
 )
-def test_an_error_of_cudas_comes_with_advice(make_site, play, error, advice):
+def test_an_error_of_cudas_comes_with_advice(make_setup, play, error, advice):
     with pytest.raises(ClientFailed) as caught:
-        play(make_site(compose(Throws(error))))
+        play(make_setup(compose(Throws(error))))
     said = str(caught.value)
     assert error in said
     assert advice in said if advice else said.endswith(error)
 
 
-def test_evaluation_gives_advice_too(make_site, monkeypatch):
+def test_evaluation_gives_advice_too(make_setup, monkeypatch):
     def evaluate(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    workers = ThisProcess(site := make_site(fedavg()))
+    workers = ThisProcess(setup := make_setup(fedavg()))
     monkeypatch.setattr("rayfed.rounds.client_work.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
-        list(workers.map(Evaluate(), [(0, 10)], {"weights": state_of(site.model)}))
+        list(workers.map(Evaluate(), [(0, 10)], {"weights": state_of(setup.model)}))
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)
 
 
@@ -166,29 +168,29 @@ class MakesDo(Part):
 
 
 def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(
-    make_site, play, monkeypatch
+    make_setup, play, monkeypatch
 ):
     # As it is again afterwards.
     monkeypatch.setattr(hardware, "_ran_short", False)
     monkeypatch.setattr(MakesDo, "requests", [], raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": len(MakesDo.requests)})
-    play(make_site(fedavg()))
+    play(make_setup(fedavg()))
     with pytest.raises(
         ClientFailed,
         match=r"(?s)client \d+, round 1.*CUDA out of memory.*try a larger ray.num_gpus",
     ):
-        play(make_site(compose(MakesDo())))
+        play(make_setup(compose(MakesDo())))
     assert len(MakesDo.requests) == 1
     with pytest.raises(InputError, match=r"ran short of GPU memory before.* start a new process"):
         make_cuda_repeatable()
 
 
 @pytest.mark.slow
-def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
+def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_setup, pool_on):
     with pytest.raises(
         InputError,
         match=r"^train.precision = 'tf32' needs an NVIDIA GPU .* would train on cpu; use",
     ):
-        with pool_on(make_site(fedavg(), precision="tf32"), "test-tf32", actors=1):
+        with pool_on(make_setup(fedavg(), precision="tf32"), "test-tf32", actors=1):
             pass

@@ -30,8 +30,8 @@ def in_groups(monkeypatch):
 
 
 @pytest.fixture
-def site(make_site):
-    return make_site(scaffold(), counts=MANY, clients_per_round=13, num_rounds=3, task_images=20)
+def setup(make_setup):
+    return make_setup(scaffold(), counts=MANY, clients_per_round=13, num_rounds=3, task_images=20)
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 64, 65, 2000])
@@ -47,7 +47,7 @@ def test_groups_are_tasks_in_a_row_of_much_the_same_number(count):
     )
 
 
-def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, site, here):
+def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, setup, here):
     sums = []
 
     def added(stage, replies):
@@ -56,16 +56,16 @@ def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, si
         return add_up(stage, replies)
 
     monkeypatch.setattr("rayfed.rounds.executor.add_up", added)
-    here(site)
+    here(setup)
     of_round = sums[: len(sums) // 3]
     assert len(of_round) > 2
     assert max(map(len, of_round)) == 3
 
 
-def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_site, play):
+def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_setup, play):
     def played():
         return play(
-            make_site(scaffold(), counts=MANY, clients_per_round=13, num_rounds=1, task_images=20)
+            make_setup(scaffold(), counts=MANY, clients_per_round=13, num_rounds=1, task_images=20)
         )[1].weights
 
     together = played()
@@ -76,8 +76,8 @@ def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_site, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
-def test_groups_have_the_same_bits_on_ray(in_groups, cluster, site, here, on_ray, actors):
-    assert on_ray(site, actors) == here(site)
+def test_groups_have_the_same_bits_on_ray(in_groups, cluster, setup, here, on_ray, actors):
+    assert on_ray(setup, actors) == here(setup)
 
 
 def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
@@ -124,44 +124,44 @@ def at_first_sum(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_actor_dies_while_it_adds(in_groups, cluster, site, here, on_ray, at_first_sum, caplog):
-    expected = here(site)
+def test_an_actor_dies_while_it_adds(in_groups, cluster, setup, here, on_ray, at_first_sum, caplog):
+    expected = here(setup)
     harmed = at_first_sum(lambda actor: ray.kill(actor, no_restart=False))
-    assert on_ray(site, 2) == expected
+    assert on_ray(setup, 2) == expected
     assert harmed
     assert re.search(r"the sum of tasks \d+ to \d+, round 2: lost with actor-\d on", caplog.text)
 
 
 @pytest.mark.slow
 def test_a_node_is_lost_with_sums_that_are_to_be_added(
-    in_groups, a_cluster, site, played, here, pool_on, at_first_sum, caplog
+    in_groups, a_cluster, setup, played, here, pool_on, at_first_sum, caplog
 ):
-    expected = here(site)
+    expected = here(setup)
     with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         harmed = at_first_sum(lambda actor: cluster.remove_node(node))
-        with pool_on(site, "node", actors=2) as pool:
-            assert played(site, pool) == expected
+        with pool_on(setup, "node", actors=2) as pool:
+            assert played(setup, pool) == expected
     assert harmed
     assert re.search(r"round 2: (an object that it gave was lost|lost with actor)", caplog.text)
 
 
 @pytest.mark.slow
 def test_a_silent_node_does_not_hold_up_a_sum(
-    in_groups, a_cluster, make_site, played, here, pool_on, at_first_sum, caplog
+    in_groups, a_cluster, make_setup, played, here, pool_on, at_first_sum, caplog
 ):
     """Its raylet is stopped when sums that lie there are to be added elsewhere."""
-    site = make_site(
+    setup = make_setup(
         compose(fedavg(), Slow()), counts=MANY, clients_per_round=13, num_rounds=2, task_images=20
     )
-    expected = here(site)
+    expected = here(setup)
     with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         raylet = node.all_processes["raylet"][0].process.pid
         harmed = at_first_sum(lambda actor: os.kill(raylet, signal.SIGSTOP))
         try:
-            with pool_on(site, "silent", actors=2, deadline=6.0) as pool:
-                assert played(site, pool) == expected
+            with pool_on(setup, "silent", actors=2, deadline=6.0) as pool:
+                assert played(setup, pool) == expected
         finally:
             os.kill(raylet, signal.SIGCONT)
     assert harmed

@@ -16,8 +16,8 @@ from rayfed.base.errors import WorkersLost
 from rayfed.folder.tables import read_table
 from rayfed.job import RayOptions, read_job
 from rayfed.runtime import head
-from rayfed.runtime.crew import Crew
 from rayfed.runtime.head import Head
+from rayfed.runtime.worker_group import WorkerGroup
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs/quickstart.toml"
 SETTINGS = [
@@ -133,13 +133,13 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
 def test_a_run_without_an_actor_says_whether_other_jobs_hold_the_nodes_or_they_are_about_to_end():
     nodes = {"a": {"CPU": 2.0}}
     head = SimpleNamespace(nodes=lambda: nodes, draining=set())
-    site = SimpleNamespace(job=read_job({"name": "run"}))
-    crew = Crew(RayOptions(num_gpus=0.0), "run", site, None, 1, head)
-    assert "there are 2 CPU and 0 GPU, which other jobs may hold" in crew._missing()
+    setup = SimpleNamespace(job=read_job({"name": "run"}))
+    group = WorkerGroup(RayOptions(num_gpus=0.0), "run", setup, None, 1, head)
+    assert "there are 2 CPU and 0 GPU, which other jobs may hold" in group._missing()
     head.draining.add("a")
     assert (
         "2 CPU and 0 GPU, on nodes that are about to end and take no actors: add a node"
-        in crew._missing()
+        in group._missing()
     )
     nodes["b"] = {"CPU": 1.0}
-    assert "which other jobs may hold" in crew._missing()
+    assert "which other jobs may hold" in group._missing()

@@ -28,7 +28,7 @@ from rayfed.base.isolation import (
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
 from rayfed.rounds.executor import Evaluate
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 
@@ -94,14 +94,14 @@ class Backwards(ThisProcess):
 
 
 @pytest.mark.parametrize("what", HARMS)
-def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
+def test_no_client_inherits_what_a_part_changed(what, make_setup, play, bits):
     def settings():
         return [repr(setting.read()) for setting in SETTINGS]
 
-    site, before = make_site(compose(Harm((what,))), norm=True, num_rounds=2), settings()
-    run = [bits(round) for round in play(site)]
+    setup, before = make_setup(compose(Harm((what,))), norm=True, num_rounds=2), settings()
+    run = [bits(round) for round in play(setup)]
     assert settings() == before
-    assert [bits(round) for round in play(site, Backwards(site))] == run
+    assert [bits(round) for round in play(setup, Backwards(setup))] == run
     assert len({round["weights"] for round in run}) == len(run), "training goes on"
 
 
@@ -140,12 +140,12 @@ class Draws(Part):
         return state, step
 
 
-def test_no_two_uses_have_the_same_random_numbers(make_site, play):
+def test_no_two_uses_have_the_same_random_numbers(make_setup, play):
     """Also a round's batches, and Python's, NumPy's and torch's generators, all of which are
     Mersenne Twisters.
     """
-    site = make_site((*fedavg(), Draws()), num_rounds=1, clients_per_round=1)
-    (client,) = play(site)[1].clients
+    setup = make_setup((*fedavg(), Draws()), num_rounds=1, clients_per_round=1)
+    (client,) = play(setup)[1].clients
     batches = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, 1, client.client))
     streams = [torch.randint(0, 2**32, (20,), generator=batches).tolist()]
     streams += [
@@ -164,26 +164,26 @@ class Counting(nn.Linear):
         return super().forward(features) * (1 + self.seen % 3)
 
 
-def test_no_client_inherits_what_a_module_of_the_users_holds(make_site, play, bits):
-    site = make_site(fedavg())
-    model = copy.deepcopy(site.model)
+def test_no_client_inherits_what_a_module_of_the_users_holds(make_setup, play, bits):
+    setup = make_setup(fedavg())
+    model = copy.deepcopy(setup.model)
     model.head = Counting(model.head.in_features, model.head.out_features)
-    site = replace(site, model=model)
-    run = [bits(round) for round in play(site)]
-    assert [bits(round) for round in play(site, Backwards(site))] == run
+    setup = replace(setup, model=model)
+    run = [bits(round) for round in play(setup)]
+    assert [bits(round) for round in play(setup, Backwards(setup))] == run
     assert model.head.seen == 0
 
 
 @pytest.mark.slow
-def test_the_bits_are_the_same_on_any_number_of_actors(cluster, make_site, here, on_ray):
-    site = make_site(compose(Harm(tuple(HARMS))), norm=True)
-    expected = here(site)
+def test_the_bits_are_the_same_on_any_number_of_actors(cluster, make_setup, here, on_ray):
+    setup = make_setup(compose(Harm(tuple(HARMS))), norm=True)
+    expected = here(setup)
     for actors in (1, 2, 3):
-        assert on_ray(site, actors) == expected
+        assert on_ray(setup, actors) == expected
 
 
-def test_a_client_that_adds_a_parameter_is_named(make_site, play):
-    site = make_site(compose(Grow()), clients_per_round=6)
+def test_a_client_that_adds_a_parameter_is_named(make_setup, play):
+    setup = make_setup(compose(Grow()), clients_per_round=6)
     with pytest.raises(
         RunFailed,
         match=(
@@ -191,7 +191,7 @@ def test_a_client_that_adds_a_parameter_is_named(make_site, play):
             r"there"
         ),
     ):
-        play(site)
+        play(setup)
 
 
 @dataclass(frozen=True)
@@ -221,14 +221,14 @@ AMBIENT = {
 
 @pytest.mark.parametrize("what", AMBIENT)
 def test_what_is_in_force_around_a_run_changes_no_bit_and_is_in_force_again(
-    what, make_site, play, bits
+    what, make_setup, play, bits
 ):
-    site = make_site(fedavg(), norm=True, num_rounds=2)
-    expected = [bits(round) for round in play(site)]
+    setup = make_setup(fedavg(), norm=True, num_rounds=2)
+    expected = [bits(round) for round in play(setup)]
     with AMBIENT[what]():
         before = [repr(setting.read()) for setting in SETTINGS]
         with alone("a run"):
-            run = [bits(round) for round in play(site)]
+            run = [bits(round) for round in play(setup)]
         assert [repr(setting.read()) for setting in SETTINGS] == before
     assert run == expected
 
@@ -285,19 +285,19 @@ class CountingAlways(nn.Linear):
         return super().forward(features) * self.made[0]
 
 
-def with_head(site, kind):
-    model = copy.deepcopy(site.model)
+def with_head(setup, kind):
+    model = copy.deepcopy(setup.model)
     model.head = kind(model.head.in_features, model.head.out_features)
-    return replace(site, model=model)
+    return replace(setup, model=model)
 
 
 @pytest.mark.parametrize("kind", [Drawing, Counting])
-def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_site):
-    site = with_head(make_site(fedavg()), kind)
-    weights = state_of(site.model)
+def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_setup):
+    setup = with_head(make_setup(fedavg()), kind)
+    weights = state_of(setup.model)
 
     def losses(pieces):
-        found = ThisProcess(site).map(Evaluate(), pieces, {"weights": weights})
+        found = ThisProcess(setup).map(Evaluate(), pieces, {"weights": weights})
         return {piece: each.loss for piece, each in zip(pieces, found, strict=True)}
 
     expected = losses([(0, 10), (10, 20), (20, 30)])
@@ -305,10 +305,10 @@ def test_an_evaluation_is_the_same_in_any_order_and_however_often(kind, make_sit
     assert losses([(20, 30), (10, 20)]) | losses([(0, 10)]) == expected
 
 
-def test_a_model_that_keeps_something_between_evaluations_is_refused(make_site):
-    site = with_head(make_site(fedavg()), CountingAlways)
+def test_a_model_that_keeps_something_between_evaluations_is_refused(make_setup):
+    setup = with_head(make_setup(fedavg()), CountingAlways)
     with pytest.raises(RunFailed, match=r"the evaluation: .*CountingAlways keeps something"):
-        next(ThisProcess(site).map(Evaluate(), [(0, 30)], {"weights": state_of(site.model)}))
+        next(ThisProcess(setup).map(Evaluate(), [(0, 30)], {"weights": state_of(setup.model)}))
 
 
 def test_runs_in_threads_of_one_process_wait_for_each_other(caplog):
@@ -351,7 +351,7 @@ def test_a_run_within_a_run_is_refused_and_later_runs_are_not():
 
 
 def test_what_a_function_draws_for_the_data_is_the_same_in_each_run(monkeypatch):
-    from rayfed.rounds import site as of_site
+    from rayfed.rounds import setup as of_setup
 
     drawn = []
 
@@ -359,8 +359,8 @@ def test_what_a_function_draws_for_the_data_is_the_same_in_each_run(monkeypatch)
         drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
         raise InputError("enough")
 
-    monkeypatch.setattr(of_site, "open_data", reads)
+    monkeypatch.setattr(of_setup, "open_data", reads)
     for _ in range(2):
         with pytest.raises(InputError, match="enough"):
-            open_site(None)
+            open_setup(None)
     assert drawn[0] == drawn[1]

@@ -609,8 +609,8 @@ def small(tmp_path):
     copies that.
     """
     venv.create(tmp_path / "small", symlinks=True)
-    (site,) = (tmp_path / "small/lib").glob("python*/site-packages")
-    (site / "all.pth").write_text(sysconfig.get_path("purelib"))
+    (setup,) = (tmp_path / "small/lib").glob("python*/site-packages")
+    (setup / "all.pth").write_text(sysconfig.get_path("purelib"))
     return tmp_path / "small/bin/python"
 
 

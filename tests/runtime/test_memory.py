@@ -15,7 +15,7 @@ from ray._private.internal_api import memory_summary
 
 from rayfed.methods import Part, compose, scaffold
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.session import stored
 
 pytestmark = pytest.mark.slow
@@ -24,11 +24,11 @@ GIB = 2**30
 
 
 def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_need(
-    cluster, make_site, played, here, pool_on, monkeypatch
+    cluster, make_setup, played, here, pool_on, monkeypatch
 ):
-    site, put, puts = make_site(scaffold(), norm=True), ray.put, []
-    expected = here(site)
-    shared = stored(site)
+    setup, put, puts = make_setup(scaffold(), norm=True), ray.put, []
+    expected = here(setup)
+    shared = stored(setup)
     assert not any(
         array.flags.owndata
         for array in (shared.federation.train.examples, shared.federation.test.examples)
@@ -51,11 +51,11 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
             "pyarrow.parquet",
             "PIL",
         }
-        (member,) = pool._crew.idle
+        (member,) = pool._group.idle
         assert not ray.get(
             member.actor.__ray_call__.remote(lambda self: needless & set(sys.modules))
         )
-    assert puts and not any(issubclass(kind, Site) for kind in puts)
+    assert puts and not any(issubclass(kind, Setup) for kind in puts)
 
 
 def memory():
@@ -85,20 +85,20 @@ class Greedy(Part):
 
 
 def test_a_client_that_takes_all_memory_is_killed_and_run_again(
-    a_cluster, make_site, played, here, pool_on, tmp_path, caplog
+    a_cluster, make_setup, played, here, pool_on, tmp_path, caplog
 ):
     total, free = memory()
     if free < 8 * GIB:
         pytest.skip("needs 8 GiB of free memory")
-    site = make_site(compose(scaffold(), Greedy(str(tmp_path / "taken"))), clients_per_round=6)
+    setup = make_setup(compose(scaffold(), Greedy(str(tmp_path / "taken"))), clients_per_round=6)
     (tmp_path / "taken").touch()
-    expected = here(site)
+    expected = here(setup)
     (tmp_path / "taken").unlink()
     # Ray's monitor steps in when three GiB are taken, or more while other tests give memory back.
     threshold = f"{(total - free + 3 * GIB) / total:.3f}"
     watched = {"RAY_memory_usage_threshold": threshold, "RAY_memory_monitor_refresh_ms": "1000"}
-    with a_cluster(watched, num_cpus=2), pool_on(site, "greedy", actors=2) as pool:
-        assert played(site, pool) == expected
+    with a_cluster(watched, num_cpus=2), pool_on(setup, "greedy", actors=2) as pool:
+        assert played(setup, pool) == expected
     assert (tmp_path / "taken").exists(), "it did happen"
     assert re.search(
         r"client 1, round 2: lost with actor-\d on [\d.]+ \(out of memory\); running it again",
@@ -106,7 +106,7 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(
     )
 
 
-def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
+def test_nothing_grows_with_the_rounds(cluster, make_setup, pool_on):
     """Neither driver, actors nor object store; tools/measure_memory.py draws 400 rounds of a larger
     model.
     """
@@ -129,9 +129,9 @@ def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
         return sum(map(int, listed.stdout.split())) / 1024, float(stored[1])
 
     seen = []
-    site = make_site(scaffold(), num_rounds=100, lr_decay=1.0, lr=0.01)
-    with pool_on(site, "flat", actors=2) as pool:
-        for round in rounds(site, pool):
+    setup = make_setup(scaffold(), num_rounds=100, lr_decay=1.0, lr=0.01)
+    with pool_on(setup, "flat", actors=2) as pool:
+        for round in rounds(setup, pool):
             pool.round(round)
             if round.round and round.round % 10 == 0:
                 seen.append(look())

@@ -33,12 +33,12 @@ from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import crew, heartbeat
+from rayfed.runtime import heartbeat, worker_group
 from rayfed.runtime import pool as pool_module
-from rayfed.runtime.crew import Crew
 from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.session import Stored, open_actors
+from rayfed.runtime.worker_group import WorkerGroup
 
 # Torch before 2.8 has no such class.
 GPU_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
@@ -150,7 +150,7 @@ class Row:
     part: Callable | None = None
     # The words are there before this round begins.
     before: int = 0
-    # Of the crew, in the end.
+    # Of the worker group, in the end.
     size: int = 0
     ray: dict = field(default_factory=dict)
     # Regular expressions.
@@ -234,21 +234,21 @@ class Another:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_what_happens_to_a_cluster(
-    a_cluster, make_site, played, here, pool_on, tmp_path, caplog, monkeypatch, row
+    a_cluster, make_setup, played, here, pool_on, tmp_path, caplog, monkeypatch, row
 ):
     """No wait is silent, and none is longer than it must be."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     monkeypatch.setattr(heartbeat, "STARTING", 0.5)
     if row.held:
-        monkeypatch.setattr(crew, "UP_LIMIT", 3.0)
-        monkeypatch.setattr(crew, "LATE", 3.0)
+        monkeypatch.setattr(worker_group, "UP_LIMIT", 3.0)
+        monkeypatch.setattr(worker_group, "LATE", 3.0)
     it = SimpleNamespace()
 
     def between(round):
         if row.harm and round.round == row.after:
             row.harm(it)
         while round.round == row.before - 1 and not re.search(row.logs[0], caplog.text):
-            it.pool._crew.wait([], 0.2)
+            it.pool._group.wait([], 0.2)
 
     with ExitStack() as stack:
         it.cluster = stack.enter_context(a_cluster(row.environment, **row.head))
@@ -258,71 +258,71 @@ def test_what_happens_to_a_cluster(
             it.holder = Another.options(**row.head).remote()
             ray.get(it.holder.up.remote())
         parts = [row.part(it.node.node_id, tmp_path)] if row.part else []
-        site = make_site(compose(scaffold(), *parts), clients_per_round=6, num_rounds=4)
-        expected = here(site)
+        setup = make_setup(compose(scaffold(), *parts), clients_per_round=6, num_rounds=4)
+        expected = here(setup)
         if row.harm and not row.after:
             stack.enter_context(once(tmp_path / "there", partial(row.harm, it)))
         stack.enter_context(
             pytest.raises(row.error, match=row.says) if row.error else nullcontext()
         )
-        it.pool = stack.enter_context(pool_on(site, "harm", **row.ray))
-        assert played(site, it.pool, between) == expected
-        it.pool._crew.grow()
-        assert not row.size or it.pool._crew.size == row.size, "no other actor is put there"
+        it.pool = stack.enter_context(pool_on(setup, "harm", **row.ray))
+        assert played(setup, it.pool, between) == expected
+        it.pool._group.grow()
+        assert not row.size or it.pool._group.size == row.size, "no other actor is put there"
         assert len(it.pool.kinds()) == 1
     assert all(re.search(words, caplog.text) for words in row.logs)
 
 
 def test_only_nodes_with_the_labels_of_a_job_get_actors(
-    a_cluster, make_site, played, here, pool_on
+    a_cluster, make_setup, played, here, pool_on
 ):
-    site = make_site(scaffold(), clients_per_round=6)
+    setup = make_setup(scaffold(), clients_per_round=6)
     with a_cluster(num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=2, labels={"card": "H100"})
-        with pool_on(site, "labels", labels={"card": "in(L4,H100)"}, actors="auto") as pool:
-            assert played(site, pool) == here(site)
-            assert [member.node_id for member in pool._crew._members] == [node.node_id] * 2
+        with pool_on(setup, "labels", labels={"card": "in(L4,H100)"}, actors="auto") as pool:
+            assert played(setup, pool) == here(setup)
+            assert [member.node_id for member in pool._group._workers] == [node.node_id] * 2
         says = (
             r"no actor with 1 CPU and 0 GPU, on a node with the labels card = 'L4' fits: there are "
             r"0 CPU"
         )
-        with pytest.raises(InputError, match=says), pool_on(site, "labels", labels={"card": "L4"}):
+        with pytest.raises(InputError, match=says), pool_on(setup, "labels", labels={"card": "L4"}):
             pass
 
 
 def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the_end(
-    a_cluster, make_site, played, here, pool_on, ready, caplog
+    a_cluster, make_setup, played, here, pool_on, ready, caplog
 ):
     """Both GPUs are on one node."""
-    site = make_site(compose(scaffold(), FaultyCard()), clients_per_round=6)
+    setup = make_setup(compose(scaffold(), FaultyCard()), clients_per_round=6)
 
     def between(round):
         while round.round == 1 and ready(pool) < 2:
-            pool._crew.wait([], 0.2)
+            pool._group.wait([], 0.2)
 
     with (
         a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=2),
-        pool_on(site, "card", num_gpus=1.0) as pool,
+        pool_on(setup, "card", num_gpus=1.0) as pool,
     ):
-        assert played(site, pool, between) == here(site)
-        assert [member.gpu for member in pool._crew._members] == ["1"]
-        pool._crew.grow()
-        assert pool._crew.size == 1, "no other actor is put there"
+        assert played(setup, pool, between) == here(setup)
+        assert [member.gpu for member in pool._group._workers] == ["1"]
+        pool._group.grow()
+        assert pool._group.size == 1, "no other actor is put there"
     assert "failed 2 times; the actor is given up" in caplog.text
 
 
 def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(
-    several, make_site, played
+    several, make_setup, played
 ):
     several.add_node(num_cpus=1, env_vars=OTHER)
-    site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
-    with open_actors(site, other_bits=True) as pool:
-        played(site, pool)
+    setup = make_setup(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
+    with open_actors(setup, other_bits=True) as pool:
+        played(setup, pool)
         assert len({kind["instructions"] for kind in pool.kinds()}) == 2
 
 
 def test_a_reply_is_lost_with_its_node(
-    a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
+    a_cluster, make_setup, played, here, pool_on, monkeypatch, caplog
 ):
     removed = []
 
@@ -337,15 +337,15 @@ def test_a_reply_is_lost_with_its_node(
             removed.append(cluster.remove_node(node))
         return fetch(pool, call, item, begun)
 
-    site = make_site(scaffold(), clients_per_round=6)
-    expected = here(site)
+    setup = make_setup(scaffold(), clients_per_round=6)
+    expected = here(setup)
     with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         monkeypatch.setattr(Pool, "_fetched", fetched)
         # These small ones would all be there in time.
         monkeypatch.setattr(pool_module, "bring", lambda objects: None)
-        with pool_on(site, "reply", actors=2) as pool:
-            assert played(site, pool) == expected
+        with pool_on(setup, "reply", actors=2) as pool:
+            assert played(setup, pool) == expected
     assert removed
     assert "its reply was lost with actor-" in caplog.text
 
@@ -359,7 +359,7 @@ class Slow(Part):
 
 
 def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
-    a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
+    a_cluster, make_setup, played, here, pool_on, monkeypatch, caplog
 ):
     """Its raylet is stopped while the sum of a reply lies there, and Ray itself would wait for that
     for ever.
@@ -375,15 +375,15 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
             silent.append(str(message.worker))
         arrived(dispatch, message)
 
-    site = make_site(compose(fedavg(), Slow()), clients_per_round=6, num_rounds=2)
-    expected = here(site)
+    setup = make_setup(compose(fedavg(), Slow()), clients_per_round=6, num_rounds=2)
+    expected = here(setup)
     with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         raylet = node.all_processes["raylet"][0].process.pid
         monkeypatch.setattr(Pool, "_arrived", arrived)
         try:
-            with pool_on(site, "silent", actors=2, deadline=6.0) as pool:
-                assert played(site, pool) == expected
+            with pool_on(setup, "silent", actors=2, deadline=6.0) as pool:
+                assert played(setup, pool) == expected
         finally:
             os.kill(raylet, signal.SIGCONT)
     awaited = f"the reply of .*, round 1 from {silent[0]}"
@@ -394,11 +394,11 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
     assert re.search(awaited, went_on[0]), "others answered, and got more work, in the meantime"
 
 
-def stored_as(site, reference):
-    return Stored(site.model, site.federation, site.job, site.device, reference=reference)
+def stored_as(setup, reference):
+    return Stored(setup.model, setup.federation, setup.job, setup.device, reference=reference)
 
 
-def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, caplog):
+def test_lost_objects_are_made_again_or_named(several, make_setup, play, bits, pool_on, caplog):
     @ray.remote(num_cpus=0, max_retries=0, resources={"far": 1})
     def leave():
         return np.zeros(10**6)
@@ -408,29 +408,29 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
     ray.wait([lost], fetch_local=False)
     several.remove_node(node)
 
-    site = make_site(scaffold(), counts=[[4, 4, 4, 4]] * 2, clients_per_round=2, num_rounds=2)
-    expected = copy.deepcopy(site.model)
-    with pool_on(stored_as(site, lost), "objects", actors=1) as pool:
-        first = start(site, pool)
+    setup = make_setup(scaffold(), counts=[[4, 4, 4, 4]] * 2, clients_per_round=2, num_rounds=2)
+    expected = copy.deepcopy(setup.model)
+    with pool_on(stored_as(setup, lost), "objects", actors=1) as pool:
+        first = start(setup, pool)
         pool._sent["weights"] = first.weights, lost
-        second = next(rounds(site, pool, first))
-        assert pool._crew.stored != lost, "the site was lost, and put again"
+        second = next(rounds(setup, pool, first))
+        assert pool._group.stored != lost, "the setup was lost, and put again"
         assert "client 0, round 1: an object that it needs was lost" in caplog.text
         found = bits(
             replace(second, memories={c: ray.get(memory) for c, memory in second.memories.items()})
         )
-        assert found == bits(play(replace(site, model=expected))[1])
+        assert found == bits(play(replace(setup, model=expected))[1])
         with pytest.raises(
             WorkersLost, match=r"client 1, round 2: the memory of client 1 of an earlier .*resume"
         ):
-            next(rounds(site, pool, replace(second, memories={**second.memories, 1: lost})))
+            next(rounds(setup, pool, replace(second, memories={**second.memories, 1: lost})))
 
 
 def test_the_pool_grows_and_shrinks_with_the_cluster(
-    several, make_site, played, here, pool_on, ready, caplog
+    several, make_setup, played, here, pool_on, ready, caplog
 ):
-    site = make_site(scaffold(), clients_per_round=6, num_rounds=7)
-    expected, added, sizes = here(site), [], []
+    setup = make_setup(scaffold(), clients_per_round=6, num_rounds=7)
+    expected, added, sizes = here(setup), [], []
 
     def change(round):
         sizes.append(ready(pool))
@@ -439,12 +439,12 @@ def test_the_pool_grows_and_shrinks_with_the_cluster(
         if round.round in (2, 5):
             # Until it has come up.
             while ready(pool) < 2:
-                pool._crew.wait([], 1.0)
+                pool._group.wait([], 1.0)
         if round.round == 3:
             several.remove_node(added.pop())
 
-    with caplog.at_level("INFO"), pool_on(site, "elastic") as pool:
-        assert played(site, pool, change) == expected
+    with caplog.at_level("INFO"), pool_on(setup, "elastic") as pool:
+        assert played(setup, pool, change) == expected
     assert sizes == [1, 1, 2, 1, 1, 2, 2]
     assert (
         "actors: 1 on " in caplog.text
@@ -469,29 +469,29 @@ class Meet(Part):
 
 
 def test_a_node_that_comes_during_a_round_works_in_it(
-    several, make_site, played, here, pool_on, tmp_path, monkeypatch
+    several, make_setup, played, here, pool_on, tmp_path, monkeypatch
 ):
-    site = make_site(compose(scaffold(), Meet(str(tmp_path))), clients_per_round=6, num_rounds=1)
+    setup = make_setup(compose(scaffold(), Meet(str(tmp_path))), clients_per_round=6, num_rounds=1)
     (stands_in := tmp_path / "another node").touch()
-    expected = here(site)
+    expected = here(setup)
     stands_in.unlink()
     (first := tmp_path / several.head_node.node_id).unlink()
     added = []
 
-    def wait(self, working, seconds, wait=Crew.wait):
+    def wait(self, working, seconds, wait=WorkerGroup.wait):
         if first.exists() and not added:
             # In this thread, as it sets signal handlers.
             added.append(several.add_node(num_cpus=1))
         return wait(self, working, seconds)
 
-    monkeypatch.setattr(Crew, "wait", wait)
-    with pool_on(site, "meet") as pool:
-        assert played(site, pool) == expected
+    monkeypatch.setattr(WorkerGroup, "wait", wait)
+    with pool_on(setup, "meet") as pool:
+        assert played(setup, pool) == expected
         assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
-    several, make_site, played, here, pool_on, tmp_path, free_ports
+    several, make_setup, played, here, pool_on, tmp_path, free_ports
 ):
     """By SIGTERM to `ray start`, as pods and spot machines end: an actor that waits for room is
     what adds nodes.
@@ -508,14 +508,14 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
             time.sleep(0.2)
         (other,) = {*alive} - {several.head_node.node_id}
         method = compose(scaffold(), Linger(other, str(tmp_path / "there")))
-        site = make_site(method, clients_per_round=6)
-        expected = here(site)
-        with once(tmp_path / "there", node.terminate), pool_on(site, "ends", actors=2) as pool:
-            assert played(site, pool) == expected
+        setup = make_setup(method, clients_per_round=6)
+        expected = here(setup)
+        with once(tmp_path / "there", node.terminate), pool_on(setup, "ends", actors=2) as pool:
+            assert played(setup, pool) == expected
             for _ in range(50):
-                pool._crew.wait([], 0.2)
+                pool._group.wait([], 0.2)
             states = {one["State"] for one in actors().values() if one["Name"].startswith("ends/")}
-            assert pool._crew.size == 2
+            assert pool._group.size == 2
             assert states & {"PENDING_CREATION", "RESTARTING"}
 
 
@@ -546,33 +546,33 @@ class WhereRounds(Part):
 
 
 def test_a_node_that_drains_gets_no_new_work(
-    several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog
+    several, make_setup, played, here, pool_on, tmp_path, monkeypatch, caplog
 ):
     """An actor takes the place of the one there: where it waits for room, it is what adds nodes."""
-    monkeypatch.setattr(crew, "LOOK", 0.2)
+    monkeypatch.setattr(worker_group, "LOOK", 0.2)
     node = several.add_node(num_cpus=1)
-    site = make_site(
+    setup = make_setup(
         compose(scaffold(), WhereRounds(str(tmp_path))), clients_per_round=6, num_rounds=5
     )
-    expected = here(site)
+    expected = here(setup)
     for file in tmp_path.iterdir():
         file.unlink()
 
     def change(round):
         if round.round == 1:
             drain(several, node)
-            while pool._crew.head.draining != {node.node_id}:
-                pool._crew.grow()
+            while pool._group.head.draining != {node.node_id}:
+                pool._group.grow()
 
-    with pool_on(site, "drains", actors=2) as pool:
-        assert played(site, pool, change) == expected
+    with pool_on(setup, "drains", actors=2) as pool:
+        assert played(setup, pool, change) == expected
         places = {file.name for file in tmp_path.iterdir()}
         head = several.head_node.node_id
         assert {f"1 {head}", f"1 {node.node_id}"} <= places
         assert {place for place in places if place[0] in "345"} == {
             f"{round} {head}" for round in (3, 4, 5)
         }
-        assert pool._crew.size == 2
+        assert pool._group.size == 2
         states = {one["State"] for one in actors().values() if one["Name"].startswith("drains/")}
         assert states == {"ALIVE", "DEAD", "PENDING_CREATION"}
     assert (
@@ -582,46 +582,46 @@ def test_a_node_that_drains_gets_no_new_work(
 
 
 def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
-    several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog
+    several, make_setup, played, here, pool_on, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(crew, "LOOK", 0.2)
+    monkeypatch.setattr(worker_group, "LOOK", 0.2)
     node = several.add_node(num_cpus=1)
-    site = make_site(
+    setup = make_setup(
         compose(scaffold(), Linger(node.node_id, str(tmp_path / "there"))), clients_per_round=6
     )
-    expected = here(site)
+    expected = here(setup)
 
     def lose():
         drain(several, node)
-        while node.node_id not in pool._crew.head.draining:
+        while node.node_id not in pool._group.head.draining:
             time.sleep(0.1)
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
-    with pool_on(site, "drained", actors=2, max_retries=0) as pool, once(tmp_path / "there", lose):
-        assert played(site, pool) == expected
+    with pool_on(setup, "drained", actors=2, max_retries=0) as pool, once(tmp_path / "there", lose):
+        assert played(setup, pool) == expected
     assert re.search(
         r"round \d: lost with actor-\d on .*; running (it|its \d tasks) again", caplog.text
     )
 
 
 @ray.remote(num_cpus=0)
-def late(site):
-    """The site, as over a network that is slow."""
+def late(setup):
+    """The setup, as over a network that is slow."""
     time.sleep(45.0)
-    return site
+    return setup
 
 
 def test_an_actor_that_waits_for_its_data_is_not_restarted(
-    a_cluster, make_site, here, on_ray, monkeypatch, caplog
+    a_cluster, make_setup, here, on_ray, monkeypatch, caplog
 ):
     """Neither does the run end, although the data need longer than an actor may need to come up."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     monkeypatch.setattr(heartbeat, "STARTING", 0.5)
-    monkeypatch.setattr(crew, "UP_LIMIT", 40.0)
-    monkeypatch.setattr(crew, "LATE", 3.0)
-    site = make_site(fedavg(), num_rounds=1)
+    monkeypatch.setattr(worker_group, "UP_LIMIT", 40.0)
+    monkeypatch.setattr(worker_group, "LATE", 3.0)
+    setup = make_setup(fedavg(), num_rounds=1)
     with a_cluster(num_cpus=1):
-        assert on_ray(stored_as(site, late.remote(site)), 1, patience=5.0) == here(site)
+        assert on_ray(stored_as(setup, late.remote(setup)), 1, patience=5.0) == here(setup)
     assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)
     assert "to come up" not in caplog.text.partition("to get the data")[2]
 
@@ -696,7 +696,7 @@ def node_at(address):
     [pytest.param(True, id="noticed", marks=pytest.mark.chaos), pytest.param(False, id="silent")],
 )
 def test_a_link_is_cut_and_healed(
-    a_cluster, make_site, played, here, pool_on, tmp_path, caplog, noticed
+    a_cluster, make_setup, played, here, pool_on, tmp_path, caplog, noticed
 ):
     """Either Ray notices that a node is gone, and gives it up; or our deadline comes first, and the
     node returns.
@@ -704,14 +704,14 @@ def test_a_link_is_cut_and_healed(
     with two_machines(a_cluster, {} if noticed else PATIENT):
         node = node_at("10.93.7.2")
         method = compose(scaffold(), Linger(node, str(tmp_path / "there"), seconds=3.0))
-        site = make_site(method, clients_per_round=6, num_rounds=4)
-        expected = here(site)
+        setup = make_setup(method, clients_per_round=6, num_rounds=4)
+        expected = here(setup)
         cut = partial(sh, "ip link set rayfed0 down; sleep 16; ip link set rayfed0 up")
         deadline = "auto" if noticed else 10.0
         with (
             once(tmp_path / "there", cut),
-            pool_on(site, "cut", actors=2, deadline=deadline) as pool,
+            pool_on(setup, "cut", actors=2, deadline=deadline) as pool,
         ):
-            assert played(site, pool) == expected
+            assert played(setup, pool) == expected
     assert ("lost with actor" if noticed else "no answer from actor") in caplog.text
     assert "on 10.93.7.2" in caplog.text

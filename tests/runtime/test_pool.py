@@ -27,12 +27,12 @@ from rayfed.methods import (
     switch,
 )
 from rayfed.rounds.executor import Survey
-from rayfed.rounds.site import open_site
+from rayfed.rounds.setup import open_setup
 from rayfed.runtime import slots
-from rayfed.runtime.crew import Crew, State, Worker
 from rayfed.runtime.items import Call, Item
 from rayfed.runtime.policy import FATE, Decision, Tries, Trouble, decide
 from rayfed.runtime.policy import Work as Todo
+from rayfed.runtime.worker_group import State, Worker, WorkerGroup
 
 # A large client, and small ones.
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]
@@ -69,18 +69,20 @@ class WhoIsThere(Part):
         return {"clients": 1, "images": client.num_examples}
 
 
-def test_same_bits_on_ray(cluster, make_site, here, on_ray):
-    site = make_site(scaffold(), norm=True)
-    assert on_ray(site, 2) == here(site)
+def test_same_bits_on_ray(cluster, make_setup, here, on_ray):
+    setup = make_setup(scaffold(), norm=True)
+    assert on_ray(setup, 2) == here(setup)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
-def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, actors):
-    site = make_site(scaffold(), norm=True)
+def test_measures_are_the_same_numbers_on_ray(cluster, make_setup, here, on_ray, actors):
+    setup = make_setup(scaffold(), norm=True)
     chosen = {"measure_images": 25, "measure_every": 2, "measure_layers": ["features.0", "head"]}
-    site = replace(site, job=replace(site.job, measure=["local", "drift", "confusion"], **chosen))
-    assert on_ray(site, actors) == (rounds := here(site))
+    setup = replace(
+        setup, job=replace(setup.job, measure=["local", "drift", "confusion"], **chosen)
+    )
+    assert on_ray(setup, actors) == (rounds := here(setup))
     assert [len(round["notes"]) for round in rounds] == [0, 0, 6, 0]
     assert [len(round["confusions"]) for round in rounds] == [0, 0, 4, 0]
 
@@ -90,23 +92,23 @@ def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, 
     "name", ["ditto", "fedbn", "fedcsd", "fedcurv", "feddyn", "fedgkd", "fedper", "moon"]
 )
 def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(
-    cluster, make_site, here, on_ray, name
+    cluster, make_setup, here, on_ray, name
 ):
-    site = make_site(RECIPES[name](), norm=True)
-    assert on_ray(site, 2) == here(site)
+    setup = make_setup(RECIPES[name](), norm=True)
+    assert on_ray(setup, 2) == here(setup)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [feddf(steps=10), switch(fedavg(), ccvr(), at=3)], ids=["feddf", "ccvr"]
 )
-def test_what_the_server_trains_has_the_same_bits_on_ray(cluster, make_site, here, on_ray, method):
-    site = make_site(method, norm=True)
-    assert on_ray(site, 1) == on_ray(site, 2) == here(site)
+def test_what_the_server_trains_has_the_same_bits_on_ray(cluster, make_setup, here, on_ray, method):
+    setup = make_setup(method, norm=True)
+    assert on_ray(setup, 1) == on_ray(setup, 2) == here(setup)
 
 
 @pytest.mark.slow
-def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_site, here, on_ray):
+def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_setup, here, on_ray):
     adam = {
         "optimizer": "adamw",
         "momentum": 0.0,
@@ -114,8 +116,8 @@ def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_site, 
         "lr_decay": 1.0,
         "schedule": Cosine(until=4, warmup=1),
     }
-    site = make_site(fedntd(), norm=True, clip=0.5, local_epochs=1.5, clients_per_round=6, **adam)
-    assert on_ray(site, 2) == here(site)
+    setup = make_setup(fedntd(), norm=True, clip=0.5, local_epochs=1.5, clients_per_round=6, **adam)
+    assert on_ray(setup, 2) == here(setup)
 
 
 @pytest.mark.slow
@@ -139,8 +141,8 @@ def test_text_and_tables_have_the_same_bits_on_ray(cluster, here, on_ray, tmp_pa
     tables = {"name": "beyond", "method": "scaffold", "model": model, "measure": ["local", "drift"]}
     training = {"num_rounds": 3, "clients_per_round": 4, "batch_size": 8, "lr": 0.2}
     source = {"source": str(tmp_path), "partition": partition}
-    site = open_site(read_job({**tables, "train": training, "data": {**source, **data}}))
-    assert on_ray(site, 2) == (rounds := here(site))
+    setup = open_setup(read_job({**tables, "train": training, "data": {**source, **data}}))
+    assert on_ray(setup, 2) == (rounds := here(setup))
     assert rounds[0]["weights"] != rounds[1]["weights"]
 
 
@@ -183,29 +185,29 @@ def test_virtual_time_and_drop_outs_have_the_same_rounds_on_ray(cluster, tmp_pat
 
 @pytest.mark.slow
 def test_a_part_that_overwrites_weights_is_refused_here_and_on_ray(
-    cluster, make_site, here, on_ray
+    cluster, make_setup, here, on_ray
 ):
-    site = make_site(compose(Proximal(0.1), Vandal()))
+    setup = make_setup(compose(Proximal(0.1), Vandal()))
     refused = []
-    for play in (here, lambda site: on_ray(site, 1), lambda site: on_ray(site, 3)):
+    for play in (here, lambda setup: on_ray(setup, 1), lambda setup: on_ray(setup, 3)):
         with pytest.raises(RunFailed) as error:
-            play(site)
+            play(setup)
         refused.append("Vandal.begin wrote to client.weights" in str(error.value))
     assert refused == [True, True, True]
 
 
 @pytest.mark.slow
 def test_a_client_that_overwrites_its_weights_harms_no_other_client(
-    cluster, make_site, here, on_ray
+    cluster, make_setup, here, on_ray
 ):
     """The first client of a stage alone is watched; in round 2 the first that is served does harm."""
     options = {"clients_per_round": 6, "num_rounds": 2}
-    quiet = make_site(compose(Proximal(0.1), Vandal(only=-1)), **options)
+    quiet = make_setup(compose(Proximal(0.1), Vandal(only=-1)), **options)
     largest = int(np.argmax(quiet.federation.partition.sizes))
-    site = make_site(compose(Proximal(0.1), Vandal(only=largest)), **options)
+    setup = make_setup(compose(Proximal(0.1), Vandal(only=largest)), **options)
     calm = here(quiet)
     of_calm = {row[0]: row for row in calm[2]["clients"]}
-    for played in (here(site), on_ray(site, 1)):
+    for played in (here(setup), on_ray(setup, 1)):
         of_harmed = {row[0]: row for row in played[2]["clients"]}
         assert len(of_harmed) == 6
         changed = {client for client, row in of_harmed.items() if row != of_calm[client]}
@@ -213,10 +215,10 @@ def test_a_client_that_overwrites_its_weights_harms_no_other_client(
 
 
 @pytest.mark.slow
-def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
-    site = make_site(compose(Trace(str(tmp_path / "trace"))), clients_per_round=6, num_rounds=1)
+def test_the_longest_client_goes_first(cluster, make_setup, on_ray, tmp_path):
+    setup = make_setup(compose(Trace(str(tmp_path / "trace"))), clients_per_round=6, num_rounds=1)
     # No client is served twice.
-    on_ray(site, 1, check_repeat=False)
+    on_ray(setup, 1, check_repeat=False)
     sizes = [int(line) for line in (tmp_path / "trace").read_text().split()]
     assert len(sizes) == 6
     assert sizes == sorted(sizes, reverse=True)
@@ -228,7 +230,7 @@ def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
     ("work", "large", "small"), [({"local_epochs": 2}, 160, 16), ({"local_steps": 10}, 50, 40)]
 )
 def test_tasks_that_go_together_have_the_same_bits_on_ray(
-    cluster, make_site, here, on_ray, monkeypatch, actors, work, large, small
+    cluster, make_setup, here, on_ray, monkeypatch, actors, work, large, small
 ):
     """With `local_steps`, clients of few images do nearly as much work as a client of many."""
     messages = []
@@ -239,10 +241,10 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
         return items
 
     monkeypatch.setattr(Call, "next_message", next_message)
-    site = make_site(
+    setup = make_setup(
         compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work
     )
-    assert on_ray(site, actors) == here(site)
+    assert on_ray(setup, actors) == here(setup)
     assert {item.size for items in messages for item in items if item.clients} == {large, small}
     assert (max(map(len, messages)) > 1) == (large >= 2 * small), (
         "some go together where they are small enough"
@@ -277,7 +279,7 @@ def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(siz
     assert sent == [*range(len(sizes))]
 
 
-# All that a crew without a Ray reads of its site.
+# All that a worker group without a Ray reads of its setup.
 A_SITE = SimpleNamespace(job=read_job({"name": "tiny"}))
 
 
@@ -285,10 +287,10 @@ def crew_of(count, other_bits, monkeypatch):
     """A crew of so many workers, without a Ray; and the actors that it has killed."""
     killed = []
     monkeypatch.setattr(ray, "kill", killed.append)
-    crew = Crew(RayOptions(), "tiny", A_SITE, None, count, None, other_bits)
+    group = WorkerGroup(RayOptions(), "tiny", A_SITE, None, count, None, other_bits)
     for number in range(count):
-        crew._members.append(Worker(f"actor-{number}", f"actor-{number}", State.OPENING))
-    return crew, killed
+        group._members.append(Worker(f"actor-{number}", f"actor-{number}", State.OPENING))
+    return group, killed
 
 
 @pytest.mark.parametrize("differs", ["instructions", "maker", "torch", "more", "fewer"])
@@ -296,24 +298,26 @@ def test_a_worker_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
     first = {"instructions": "AVX2", "maker": "one", "torch": "2"}
     changed = {"more": {**first, "new": "x"}, "fewer": {"maker": "one", "torch": "2"}}
     other = changed.get(differs, {**first, differs: "another"})
-    crew, killed = crew_of(3, False, monkeypatch)
-    one, two, three = crew._members
-    assert crew._admit(one, first) and crew._admit(two, dict(first))
-    assert not crew._admit(three, other)
-    assert (killed, crew._members, crew.most) == (["actor-2"], [one, two], 2)
-    assert crew.kinds == [first]
-    assert crew._mixed.startswith("actor-2 is on other hardware than the run, ")
-    crew._members = [two]
+    group, killed = crew_of(3, False, monkeypatch)
+    one, two, three = group._members
+    assert group._admit(one, first) and group._admit(two, dict(first))
+    assert not group._admit(three, other)
+    assert (killed, group._members, group.most) == (["actor-2"], [one, two], 2)
+    assert group.kinds == [first]
+    assert group._mixed.startswith("actor-2 is on other hardware than the run, ")
+    group._members = [two]
     with pytest.raises(WorkersLost, match="resume on hardware as before, or allow the other with"):
-        crew._admit(two, other)
+        group._admit(two, other)
 
 
 def test_workers_on_other_hardware_are_taken_where_other_bits_are_allowed(monkeypatch):
-    crew, killed = crew_of(2, True, monkeypatch)
-    one, two = crew._members
+    group, killed = crew_of(2, True, monkeypatch)
+    one, two = group._members
     kinds = [{"maker": "one"}, {"maker": "two"}]
-    assert crew._admit(one, kinds[0]) and crew._admit(two, kinds[1]) and crew._admit(one, kinds[1])
-    assert (crew.kinds, killed, crew._mixed) == (kinds, [], "")
+    assert (
+        group._admit(one, kinds[0]) and group._admit(two, kinds[1]) and group._admit(one, kinds[1])
+    )
+    assert (group.kinds, killed, group._mixed) == (kinds, [], "")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -123,11 +123,11 @@ def as_before(monkeypatch):
 
 @pytest.mark.parametrize("what", KEEPS)
 def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(
-    make_site, bits, what
+    make_setup, bits, what
 ):
     keeps = Keeps(what)
-    site = make_site(compose(fedavg(), keeps))
-    come = rounds(site, ThisProcess(site))
+    setup = make_setup(compose(fedavg(), keeps))
+    come = rounds(setup, ThisProcess(setup))
     initial = next(come)
     if what in REFUSED:
         with pytest.raises(
@@ -141,47 +141,47 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
         # As a new process has it.
         function.cache_clear()
     vars(keeps).pop("first_sum", None)
-    again = [*rounds(site, ThisProcess(site), whole[1])]
+    again = [*rounds(setup, ThisProcess(setup), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
 
 
-def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_refused(make_site):
+def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_refused(make_setup):
     def counter(module, args, output):
         return output * (1 + 0.001 * count(module))
 
-    site = make_site(fedavg())
-    site.model.head.register_forward_hook(counter)
-    named = replace(site.job, model=replace(site.job.model, name="mine:hooked"))
-    site = replace(site, job=named)
+    setup = make_setup(fedavg())
+    setup.model.head.register_forward_hook(counter)
+    named = replace(setup.job, model=replace(setup.job.model, name="mine:hooked"))
+    setup = replace(setup, job=named)
     with pytest.raises(
         RunFailed,
         match=r"other outputs the second time\. the model that your function makes keeps something",
     ):
-        list(rounds(site, ThisProcess(site)))
+        list(rounds(setup, ThisProcess(setup)))
 
 
 def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(
-    make_site, play, monkeypatch
+    make_setup, play, monkeypatch
 ):
-    play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
-    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
-    play(make_site(fedavg()))
+    play(make_setup(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
+    monkeypatch.setattr("rayfed.runtime.runner.refuse_other_bits", pytest.fail)
+    play(make_setup(fedavg()))
 
 
-def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, monkeypatch):
+def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_setup, play, monkeypatch):
     """They keep nothing of a client either; a module of the user's gets a model of its own for each
     client.
     """
     norm = pytest.importorskip("timm.layers").LayerNorm2d
     peft = pytest.importorskip("peft")
-    site = make_site(fedavg())
-    site.model.features.insert(1, norm(4))
-    site.model.head = peft.tuners.lora.Linear(site.model.head, "default", peft.LoraConfig(), r=2)
-    assert users_own(site, 1) == []
-    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
-    assert len(play(site)) == 4
-    site.model.features.append(Own())
-    assert [type(one) for one in users_own(site, 1)] == [Own]
+    setup = make_setup(fedavg())
+    setup.model.features.insert(1, norm(4))
+    setup.model.head = peft.tuners.lora.Linear(setup.model.head, "default", peft.LoraConfig(), r=2)
+    assert users_own(setup, 1) == []
+    monkeypatch.setattr("rayfed.runtime.runner.refuse_other_bits", pytest.fail)
+    assert len(play(setup)) == 4
+    setup.model.features.append(Own())
+    assert [type(one) for one in users_own(setup, 1)] == [Own]
 
 
 class Own(nn.Identity):
@@ -213,7 +213,7 @@ def test_every_part_of_a_reply_that_differs_is_refused_and_names_the_part_of_its
 
 
 @pytest.mark.slow
-def test_an_actor_checks_too(cluster, make_site, on_ray):
-    site = make_site(compose(fedavg(), Keeps("global")), clients_per_round=6)
+def test_an_actor_checks_too(cluster, make_setup, on_ray):
+    setup = make_setup(compose(fedavg(), Keeps("global")), clients_per_round=6)
     with pytest.raises(RunFailed, match=r"client \d, round 1: served again .*Keeps keeps"):
-        on_ray(site, 1)
+        on_ray(setup, 1)

@@ -81,7 +81,7 @@ STARTS = [
 
 @pytest.mark.parametrize(("error", "kind", "message"), STARTS)
 def test_a_ray_that_cannot_be_started_is_one_sentence_and_only_what_may_pass_is_tried_again(
-    make_site, monkeypatch, error, kind, message
+    make_setup, monkeypatch, error, kind, message
 ):
     def init(**options):
         raise error
@@ -280,14 +280,14 @@ def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, vers
         ) == is_newer
 
 
-def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
+def test_data_that_are_refused_start_no_ray(make_setup, monkeypatch):
     monkeypatch.setattr(session, "connected", None)
 
     def make():
         raise InputError("the data are wrong")
 
     with pytest.raises(InputError, match="the data are wrong"):
-        with workers.opened(make_site(fedavg()).job, make, lambda site: None, on_ray=True):
+        with workers.opened(make_setup(fedavg()).job, make, lambda setup: None, on_ray=True):
             pass
 
 
@@ -301,7 +301,7 @@ def visible(actor):
     ("num_gpus", "share", "measured"), [(4, "auto", False), (2, "auto", True), (4, 0.25, False)]
 )
 def test_every_gpu_has_the_same_number_of_actors(
-    a_cluster, make_site, monkeypatch, caplog, here, pool_on, played, num_gpus, share, measured
+    a_cluster, make_setup, monkeypatch, caplog, here, pool_on, played, num_gpus, share, measured
 ):
     """The GPUs and the measured bytes are pretended, all else is real; Ray itself puts four fourths
     on one GPU.
@@ -310,17 +310,17 @@ def test_every_gpu_has_the_same_number_of_actors(
     monkeypatch.setattr(
         gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most)
     )
-    site = make_site(fedavg(), num_rounds=1)
+    setup = make_setup(fedavg(), num_rounds=1)
     pretended = {gpus.PRETENDED: "1", gpus.NOT_SET: "1" if measured else ""}
     with a_cluster(pretended, num_cpus=1, num_gpus=num_gpus), caplog.at_level("INFO"):
-        with pool_on(site, "test-gpus", num_cpus=0.25, num_gpus=share) as pool:
-            assert played(site, pool) == here(site)
+        with pool_on(setup, "test-gpus", num_cpus=0.25, num_gpus=share) as pool:
+            assert played(setup, pool) == here(setup)
             given = {
                 member.gpu: member.actor.__ray_call__.remote(visible)
-                for member in pool._crew._members
+                for member in pool._group._members
             }
             assert ray.get([*given.values()]) == [*given]
-            count = Counter(member.gpu for member in pool._crew._members)
+            count = Counter(member.gpu for member in pool._group._members)
         assert count == {str(gpu): 4 // num_gpus for gpu in range(num_gpus)}
         # They hold objects in the store.
         del pool, given
@@ -329,9 +329,9 @@ def test_every_gpu_has_the_same_number_of_actors(
     assert (text in caplog.text) == measured
 
 
-def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog):
+def test_without_ray_absent_gpus_are_warned_about(make_setup, monkeypatch, caplog):
     monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
-    with workers.open_workers(make_site(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
+    with workers.open_workers(make_setup(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
         assert (
             "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU"
             in caplog.text

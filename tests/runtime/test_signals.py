@@ -25,17 +25,17 @@ class Dropping:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_whose_interrupt_was_dropped_stops_before_its_next_task(make_site, play):
+def test_a_run_whose_interrupt_was_dropped_stops_before_its_next_task(make_setup, play):
     def run():
         with stopping("stopping"), stopping("stopping"):
             refuse_to_go_on()
             Dropping()
-            play(make_site(fedavg()))
+            play(make_setup(fedavg()))
 
     with pytest.raises(KeyboardInterrupt):
         run()
     refuse_to_go_on()
-    assert len(play(make_site(fedavg()))) == 4, "the next run is not stopped"
+    assert len(play(make_setup(fedavg()))) == 4, "the next run is not stopped"
 
 
 def test_ray_does_not_replace_our_handler():

@@ -132,7 +132,7 @@ def dying(jobs, tmp_path):
 
     def dying(times, overrides=None):
         method = compose(fedavg(), Dies(str(tmp_path / "times"), times))
-        return rayfed.experiment._read(jobs[0].table(), overrides, method)
+        return rayfed.experiment.read(jobs[0].table(), overrides, method)
 
     return dying
 
@@ -179,7 +179,7 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
         }
         method = compose(fedavg(), Tell(str(tmp_path / "tell")))
         jobs = [
-            rayfed.experiment._read(job.table(), None, method) for job in jobs_of(tables, **options)
+            rayfed.experiment.read(job.table(), None, method) for job in jobs_of(tables, **options)
         ]
         for ended in run_many(jobs):
             assert ended.exit_code == 0, ended.message
@@ -195,7 +195,11 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
 
 def test_fewer_runs_than_actors_are_done_one_after_the_other(jobs, monkeypatch):
     ways = []
-    monkeypatch.setattr("rayfed.grid.many.run_checked", lambda job, way, resume: ways.append(way))
+
+    def run(job, observers, options, *, resume):
+        ways.append(options)
+
+    monkeypatch.setattr(rayfed.experiment, "run", run)
     # A cohort of 3 has more actors.
     few = jobs[:2]
     without_ray = [read_job(job.table(), {"ray.mode": "off"}) for job in jobs]

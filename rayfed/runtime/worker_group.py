@@ -21,7 +21,7 @@ from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.folder.provenance import to_send
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import Kind
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
@@ -116,13 +116,13 @@ class Worker:
 
 
 @dataclass(eq=False)
-class Crew:
+class WorkerGroup:
     """All workers of a run."""
 
     options: RayOptions
     run: str
-    site: Site
-    # The site in Ray's store.
+    setup: Setup
+    # The setup in Ray's store.
     stored: ObjectRef
     # The most workers, however large the cluster is.
     most: int
@@ -137,7 +137,7 @@ class Crew:
         self.kinds: list[Kind] = []
         # What workers were asked while they come up.
         self.opening: dict[ObjectRef, Worker] = {}
-        self._members: list[Worker] = []
+        self._workers: list[Worker] = []
         # Why a worker was given up that came up on another kind of hardware.
         self._mixed = ""
         # The ids of nodes that cannot work for this run.
@@ -152,9 +152,9 @@ class Crew:
         # The last words of the last worker that was given up.
         self._last_words = ""
         # The user's modules, for actors to import them as they were when the run began.
-        self._modules = to_send(self.site.job)
+        self._modules = to_send(self.setup.job)
 
-    # The life of the crew.
+    # The life of the worker group.
 
     def start(self, count: int) -> None:
         """Create workers, wait for the first and a little for the others, and log which are up.
@@ -165,7 +165,7 @@ class Crew:
         started = latest = time.monotonic()
         heartbeat, up = Heartbeat(starting=True), 0
         self._create(count)
-        while len(self.idle) < len(self._members) and (up == 0 or time.monotonic() < latest + LATE):
+        while len(self.idle) < len(self._workers) and (up == 0 or time.monotonic() < latest + LATE):
             self.wait([], min(heartbeat.left, 1.0))
             if len(self.idle) > up:
                 up, latest = len(self.idle), time.monotonic()
@@ -175,11 +175,11 @@ class Crew:
             raise InputError(
                 f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}"
             )
-        if not self._members:
+        if not self._workers:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
         places = [(worker.node, worker.device) for worker in self.idle]
         log.info("%s; up after %.1f s", actors_text(places), time.monotonic() - started)
-        if up < len(self._members):
+        if up < len(self._workers):
             late = (
                 "the others join when the cluster has room: other jobs hold it, "
                 "or nodes are starting"
@@ -187,7 +187,7 @@ class Crew:
             command = ray_status(self.options)
             if command:
                 late += f" ({command})"
-            log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)
+            log.warning("the run starts with %d of %d actors; %s", up, len(self._workers), late)
         self._patience = self.options.patience
 
     def _what_is_awaited(self) -> str:
@@ -206,7 +206,7 @@ class Crew:
                 self.idle.remove(worker)
                 self._replace_on_draining_node(worker)
         nodes = [resources for node, resources in by_id.items() if node not in self._avoided()]
-        more = min(self.most, capacity(self.options, nodes)) - len(self._members)
+        more = min(self.most, capacity(self.options, nodes)) - len(self._workers)
         if more > 0:
             found = nodes_text(nodes)
             log.info("%s, with room for %d more actors; they join when they are up", found, more)
@@ -214,18 +214,18 @@ class Crew:
 
     def end(self) -> None:
         """Kill all actors at once."""
-        actors = [worker.actor for worker in self._members]
+        actors = [worker.actor for worker in self._workers]
         end_of_ray(lambda: [ray.kill(actor) for actor in actors])
-        for worker in self._members:
+        for worker in self._workers:
             worker.become(State.GONE)
-        self._members.clear()
+        self._workers.clear()
         self.idle.clear()
         self.opening.clear()
 
     @property
     def size(self) -> int:
         """Return the number of workers, with those that are not up."""
-        return len(self._members)
+        return len(self._workers)
 
     # What becomes of a worker that has had work.
 
@@ -247,7 +247,7 @@ class Crew:
     def open(self, worker: Worker, *, kill: bool = False) -> None:
         """Have a worker open the run again, with `kill` in a new process."""
         if worker.state is State.GONE:
-            # The crew has ended: a request to Ray would start another Ray.
+            # The worker group has ended: a request to Ray would start another Ray.
             return
         worker.become(State.COMING)
         if kill:
@@ -261,7 +261,7 @@ class Crew:
         The error would stay in its process.
         """
         worker.faults += 1
-        if worker.faults < MAX_FAULTS or len(self._members) == 1:
+        if worker.faults < MAX_FAULTS or len(self._workers) == 1:
             self.open(worker, kill=True)
         else:
             failed = "the GPU of %s has failed %d times; the actor is given up"
@@ -278,7 +278,7 @@ class Crew:
         """
         now = time.monotonic()
         self._ask_late_ones_again(now)
-        refused = any(worker.state is State.REFUSED for worker in self._members)
+        refused = any(worker.state is State.REFUSED for worker in self._workers)
         if refused:
             seconds = min(seconds, PAUSE)
         if now >= self._look_at:
@@ -308,7 +308,7 @@ class Crew:
     def awaited(self) -> list[str]:
         """Say which workers are not there yet, and what they wait for."""
         up, down = [], []
-        for worker in self._members:
+        for worker in self._workers:
             if worker.state is State.OPENING:
                 up.append(f"{worker} to get the data")
             elif worker.state in (State.COMING, State.REFUSED):
@@ -322,13 +322,13 @@ class Crew:
             if now > worker.asked + limit:
                 del self.opening[reference]
                 self.open(worker, kill=True)
-        for worker in list(self._members):
+        for worker in list(self._workers):
             if worker.state is State.REFUSED and now >= worker.asked + PAUSE:
                 self.open(worker)
 
     def _patience_left(self, working: Sequence[ObjectRef], now: float) -> float:
         """Return for how long the run still waits for a worker. Raises `WorkersLost` at the end."""
-        if working or self.idle or any(w.state is State.OPENING for w in self._members):
+        if working or self.idle or any(w.state is State.OPENING for w in self._workers):
             self._alone_since = None
             return float("inf")
         self._alone_since = self._alone_since or now
@@ -343,7 +343,7 @@ class Crew:
         for _ in range(count):
             name = f"actor-{next(self._numbers)}"
             worker = Worker(name, new_actor(self.options, f"{self.run}/{name}", self._avoided()))
-            self._members.append(worker)
+            self._workers.append(worker)
             self.open(worker)
 
     def _ask(self, worker: Worker, method: Any, *arguments: Any) -> None:
@@ -392,7 +392,7 @@ class Crew:
             )
             log.warning("%s; it is not used", self._mixed)
             self._give_up(worker)
-            if not self._members:
+            if not self._workers:
                 raise WorkersLost(
                     f"{self._mixed}; resume on hardware as before, "
                     f"or allow the other with {OTHER_BITS}"
@@ -415,7 +415,7 @@ class Crew:
         unfit = isinstance(cause, InputError)
         lost = lost_object(error)
         if lost is not None and lost.object_ref_hex == self.stored.hex():
-            self.stored = ray.put(self.site)
+            self.stored = ray.put(self.setup)
         worker.failures += 1
         died = isinstance(error, ActorDiedError)
         if worker.failures < MAX_OPENINGS and not unfit and not died:
@@ -440,11 +440,11 @@ class Crew:
     def _give_up(self, worker: Worker) -> None:
         """End a worker, and create no other in its place, which would be where it was."""
         self._remove(worker)
-        self.most = len(self._members)
+        self.most = len(self._workers)
 
     def _remove(self, worker: Worker) -> None:
         worker.become(State.GONE)
-        self._members.remove(worker)
+        self._workers.remove(worker)
         ray.kill(worker.actor)
 
     def _avoided(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""A run's site: the model, the data and the job, which every worker and the server have."""
+"""A run's setup: the model, the data and the job, which every worker and the server have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class Setup:
     """Everything that a worker needs during a run, whichever clients it serves."""
 
     # Never trained itself: work is done with copies of it.
@@ -77,7 +77,7 @@ class Site:
         return len(sizes), int(sizes.sum()) / len(sizes)
 
 
-def open_site(job: Job, read: Read | None = None) -> Site:
+def open_setup(job: Job, read: Read | None = None) -> Setup:
     """Load the data, deal it to the clients, build the model.
 
     Raises `InputError` for all that is wrong with a job.
@@ -86,10 +86,10 @@ def open_site(job: Job, read: Read | None = None) -> Site:
     data of all seeds are the same.
     """
     with isolated(seed_of(0, Purpose.OPEN), torch.device("cpu")):
-        return _open_site(job, read)
+        return _open_setup(job, read)
 
 
-def _open_site(job: Job, read: Read | None) -> Site:
+def _open_setup(job: Job, read: Read | None) -> Setup:
     federation = open_data(job, read)
     inputs = federation.inputs
     if (
@@ -132,7 +132,7 @@ def _open_site(job: Job, read: Read | None) -> Site:
         log.warning("%s", doubt)
     # Convolutions on CPUs are a third faster so. A user's own `to` may not take a layout.
     nn.Module.to(model, memory_format=torch.channels_last)
-    return Site(
+    return Setup(
         model,
         federation,
         job,
@@ -193,19 +193,19 @@ def open_data(job: Job, read: Read | None = None) -> Federation:
     return federation
 
 
-def server_view(site: Site, round: int, weights: Weights) -> ServerView:
+def server_view(setup: Setup, round: int, weights: Weights) -> ServerView:
     """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
     return ServerView(
-        **common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model))
+        **common_view(setup, round, weights, setup.federation.auxiliary, Frozen(setup.model))
     )
 
 
 def common_view(
-    site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen
+    setup: Setup, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen
 ) -> dict[str, Any]:
     """The fields of a `View` whose samples are some rows of the training set."""
-    data = site.federation
-    num_clients, mean_examples = site.population
+    data = setup.federation
+    num_clients, mean_examples = setup.population
     return {
         "round": round,
         "weights": weights,
@@ -213,6 +213,6 @@ def common_view(
         "num_clients": num_clients,
         "mean_examples": mean_examples,
         "frozen": frozen,
-        "run": site.run,
-        "samples": partial(data.batches, data.train, rows, site.device),
+        "run": setup.run,
+        "samples": partial(data.batches, data.train, rows, setup.device),
     }

@@ -15,10 +15,10 @@ from rayfed.base.isolation import set_usual
 from rayfed.base.noted import at
 from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work
-from rayfed.rounds.client_work import Broadcast, Desk, Reply
+from rayfed.rounds.client_work import Broadcast, Reply, RoundContext
 from rayfed.rounds.executor import Piece
 from rayfed.rounds.measures import UPDATES, Seen
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.rounds.tasks import Task, TaskReply, name_client, refusing
 from rayfed.runtime.hardware import (
     advising,
@@ -41,48 +41,50 @@ from rayfed.tensors.weights import in_evaluation, with_weights
 from rayfed.tensors.wire import Packed, pack, unpack
 
 
-class Bench:
-    """Serves any client of a site. A broadcast comes with packed trees."""
+class Runner:
+    """Serves any client of a setup. A broadcast comes with packed trees."""
 
-    def __init__(self, site: Site, device: torch.device, node: str) -> None:
+    def __init__(self, setup: Setup, device: torch.device, node: str) -> None:
         # On an actor, a module of the user's may have changed the settings when it was imported
-        # with the site.
+        # with the setup.
         set_usual(device)
-        torch.set_num_threads(site.job.ray.threads)
+        torch.set_num_threads(setup.job.ray.threads)
         keep_freed_memory()
-        if site.job.train.precision == "tf32":
+        if setup.job.train.precision == "tf32":
             refuse_tf32(device)
         if device.type == "cuda":
             make_cuda_repeatable()
-        if device != site.device:
+        if device != setup.device:
             # The layout that is faster on CPUs is slower on GPUs, in float32.
             # A user's `to` may return nothing, and take no layout.
-            model = copy.deepcopy(site.model)
+            model = copy.deepcopy(setup.model)
             model.to(device)
             nn.Module.to(model, memory_format=torch.contiguous_format)
-            site = replace(site, model=model, device=device)
-        self.site = replace(site, node=node)
+            setup = replace(setup, model=model, device=device)
+        self.setup = replace(setup, node=node)
         self.kind = kind_of(device)
         # The modules of the user's, until their numbers of test images were compared with those of
         # a second look.
-        self._users_modules = [one for one in users_own(self.site, 1) if isinstance(one, nn.Module)]
+        self._users_modules = [
+            one for one in users_own(self.setup, 1) if isinstance(one, nn.Module)
+        ]
         # The parts whose hooks were watched, and for which work.
         self._watched: list[tuple[str, Parts]] = []
-        self._looks_twice = site.job.ray.check_repeat
+        self._looks_twice = setup.job.ray.check_repeat
         # For the clients to train.
         self._model: nn.Module | None = None
         # The round -> what measures need of its global model, for all its messages.
         self._seen: dict[int, Seen] = {}
         # Until the first client of the user's own code was served again.
-        self._repeats = site.job.ray.check_repeat
+        self._repeats = setup.job.ray.check_repeat
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         """For each task its reply, with the sum of its clients' summands before training."""
-        desk_of = self._desks(packed)
+        context_of = self._contexts(packed)
 
         def surveyed(client: int) -> Tree:
             watch = self._is_first("survey", packed.round)
-            return client_work.survey(desk_of(), client, watch=watch)
+            return client_work.survey(context_of(), client, watch=watch)
 
         for task in tasks:
             yield _summed(f"round {packed.round} (survey)", task, surveyed)
@@ -94,8 +96,8 @@ class Bench:
         memory.
         """
         stage = f"round {packed.round}"
-        desk_of = self._desks(packed)
-        users_code = users_own(self.site, packed.round) if self._repeats else []
+        context_of = self._contexts(packed)
+        users_code = users_own(self.setup, packed.round) if self._repeats else []
         # Of the task.
         replies: list[Reply] = []
         # Of the first client.
@@ -104,7 +106,7 @@ class Bench:
         def serve(client: int) -> Reply:
             watch = self._is_first("train", packed.round)
             memory = packed.read_memory(memories.get(client))
-            return client_work.train(desk_of(), client, memory, watch=watch)
+            return client_work.train(context_of(), client, memory, watch=watch)
 
         def trained(client: int) -> Tree:
             reply = serve(client)
@@ -131,34 +133,34 @@ class Bench:
 
     def _is_first(self, work: str, round: int) -> bool:
         """Whether this worker does such work for the first time with the parts of a round."""
-        parts = parts_at(self.site.job.method, round)
+        parts = parts_at(self.setup.job.method, round)
         if any(work == known and parts is before for known, before in self._watched):
             return False
         self._watched.append((work, parts))
         return True
 
-    def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
-        """Gives each client its desk.
+    def _contexts(self, packed: Broadcast) -> Callable[[], RoundContext]:
+        """Gives each client its context.
 
-        A part or a module of the user's may write to anything there: then each client has a desk,
+        A part or a module of the user's may write to anything there: then each client has a context,
         and a model, of its own. The parts of this package leave all as it was, as
         tests/methods/test_contract.py checks.
         """
         if packed.round not in self._seen:
             self._seen.clear()
-        users_code = users_own(self.site, packed.round)
+        users_code = users_own(self.setup, packed.round)
         if not users_code:
-            self._model = self._model or copy.deepcopy(self.site.model)
-            shared = Desk(
-                self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model
+            self._model = self._model or copy.deepcopy(self.setup.model)
+            shared = RoundContext(
+                self.setup, packed.map(partial(unpack, copy=False)), self._seen, self._model
             )
             return lambda: shared
         caches = users_caches(users_code)
 
-        def fresh() -> Desk:
+        def fresh() -> RoundContext:
             for empty in caches:
                 empty()
-            return Desk(self.site, packed.map(unpack), self._seen)
+            return RoundContext(self.setup, packed.map(unpack), self._seen)
 
         return fresh
 
@@ -166,25 +168,25 @@ class Bench:
         """What a look at the weights gives for some ranges of test images, each by itself."""
         values = unpack(weights, copy=False)
         with at(f"the {look}"), advising():
-            model = in_evaluation(with_weights(self.site.model, values))
+            model = in_evaluation(with_weights(self.setup.model, values))
             found = [self._look(model, piece, look) for piece in pieces[:1]]
             for piece in pieces[1:]:
                 # A module of the user's may keep something: each piece has a copy, so that it has
                 # the same numbers whichever worker gets it.
                 if self._users_modules:
-                    model = in_evaluation(with_weights(self.site.model, values))
+                    model = in_evaluation(with_weights(self.setup.model, values))
                 found.append(self._look(model, piece, look))
             if self._users_modules and self._looks_twice and look == "evaluation":
                 self._looks_twice = False
                 again = self._look(
-                    in_evaluation(with_weights(self.site.model, values)), pieces[0], look
+                    in_evaluation(with_weights(self.setup.model, values)), pieces[0], look
                 )
                 refuse_other_numbers(self._users_modules, found[0], again)
             return found
 
     def _look(self, model: nn.Module, piece: Piece, look: str) -> Any:
         work = client_work.evaluate if look == "evaluation" else client_work.activations
-        return work(self.site, model, *piece)
+        return work(self.setup, model, *piece)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:

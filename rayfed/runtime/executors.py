@@ -1,4 +1,4 @@
-"""A run's site, and workers for it: on Ray, or in this process."""
+"""A run's setup, and workers for it: on Ray, or in this process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rayfed.base.errors import InputError, first_line
 from rayfed.base.isolation import threads
 from rayfed.job import Job
 from rayfed.rounds.executor import Executor, Progress, no_progress
-from rayfed.rounds.site import Site
+from rayfed.rounds.setup import Setup
 from rayfed.runtime.hardware import keep_freed_memory
 from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
@@ -22,18 +22,18 @@ KEEPING = (
 
 @contextmanager
 def opened(
-    job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool
-) -> Iterator[Site]:
-    """The site that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined,
+    job: Job, make: Callable[[], Setup], tell: Callable[[Setup], None], *, on_ray: bool
+) -> Iterator[Setup]:
+    """The setup that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined,
     for the context.
 
     On Ray, its data lie in Ray's store, where actors read them too.
     """
     with stopping("stopping"):
-        site = make()
-        tell(site)
+        setup = make()
+        tell(setup)
     if not on_ray:
-        yield site
+        yield setup
         return
     try:
         # Importing Ray takes a second.
@@ -45,27 +45,27 @@ def opened(
         ) from error
 
     with stopping("stopping"):
-        refuse_unsendable(job.model.name, site.model)
+        refuse_unsendable(job.model.name, setup.model)
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
         # Without this process's own copy of the data.
-        site = stored(site)
-        yield site
+        setup = stored(setup)
+        yield setup
 
 
 @contextmanager
 def open_workers(
-    site: Site, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
+    setup: Setup, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
 ) -> Iterator[Executor]:
-    """Workers for the site's job, for the context; with `other_bits` on several kinds of hardware.
+    """Workers for the setup's job, for the context; with `other_bits` on several kinds of hardware.
 
     With `on_ray` Ray is connected already.
     """
-    job = site.job
+    job = setup.job
     with threads(job.ray.threads):
         if not on_ray:
             warn_of_idle_gpus(job.ray, [{"GPU": torch.cuda.device_count()}])
             with stopping(KEEPING):
-                yield ThisProcess(site, progress, gpu=job.ray.num_gpus != 0)
+                yield ThisProcess(setup, progress, gpu=job.ray.num_gpus != 0)
             return
         from rayfed.runtime.session import open_actors
 
@@ -75,7 +75,7 @@ def open_workers(
         # Python again.
         with (
             stopping("stopping"),
-            open_actors(site, progress, other_bits=other_bits) as workers,
+            open_actors(setup, progress, other_bits=other_bits) as workers,
             stopping(KEEPING),
         ):
             yield workers
