@@ -28,7 +28,7 @@ from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup, open_setup
-from rayfed.runtime.executors import open_workers, opened
+from rayfed.runtime.executors import open_executor, opened
 from rayfed.tensors.weights import Weights, whole
 
 # How many runs a message names.
@@ -128,7 +128,7 @@ def replay(
             names, count = setup.federation.client_names, setup.federation.num_clients
             client = number_of(client, names, count, "replay")
         engine.cohort_of(setup, round).refuse_absent(client, round)
-        with open_workers(setup, on_ray=False) as workers:
+        with open_executor(setup, on_ray=False) as workers:
             saved = newest(folders.checkpoints, before=round)
             if saved:
                 saved.refuse_another(setup)
@@ -163,7 +163,7 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
         job, saved = find(run, None, None)
         setup = open_setup(job)
         saved.refuse_another(setup)
-        with open_workers(setup, on_ray=False) as workers:
+        with open_executor(setup, on_ray=False) as workers:
             rows = list(own_rows(setup, saved.restore(setup, workers), workers, tuning))
         write_own(folder_of(job), rows)
     return rows
@@ -202,7 +202,7 @@ def _train(
             lambda setup: everyone.started(Run(setup, path, resumed=saved is not None)),
             on_ray=on_ray,
         ) as setup,
-        open_workers(
+        open_executor(
             setup, everyone.client, on_ray=on_ray, other_bits=options.other_bits
         ) as executor,
         # Innermost: the last checkpoint needs the executor, which holds the clients' memories.

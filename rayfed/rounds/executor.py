@@ -36,7 +36,7 @@ EVALUATION_CHUNK = 1000
 # A range of test images.
 Piece = tuple[int, int]
 # Tasks whose sums are added before they come to the engine.
-Group = Sequence[Assignment]
+AssignmentGroup = Sequence[Assignment]
 # What a kind of work is done for.
 Item = Any
 # What it returns.
@@ -85,7 +85,7 @@ class Work(ABC):
         """Return the clients whose work the item is; none in an evaluation."""
         return ()
 
-    def parts(self, item: Item) -> Sequence[Item]:
+    def split(self, item: Item) -> Sequence[Item]:
         """Cut an item into parts that workers may share; `AddUp` makes its result of theirs."""
         return [item]
 
@@ -122,7 +122,7 @@ class Train(Work):
     remembering: bool = False
 
     def run(
-        self, runner: ClientRunner, shared: Trees, items: Sequence[Group]
+        self, runner: ClientRunner, shared: Trees, items: Sequence[AssignmentGroup]
     ) -> Iterator[TaskReply]:
         """Yield the reply of each group."""
         tasks: list[Task] = []
@@ -139,15 +139,15 @@ class Train(Work):
             else:
                 yield add_up(f"round {self.round}", islice(replies, len(group)))
 
-    def text(self, items: Sequence[Group]) -> str:
+    def text(self, items: Sequence[AssignmentGroup]) -> str:
         """Name the clients and the round."""
         return task_text(joined(self.clients(item) for item in items), self.round, survey=False)
 
-    def clients(self, item: Group) -> Task:
+    def clients(self, item: AssignmentGroup) -> Task:
         """Return the clients of a group."""
         return joined(assignment.clients for assignment in item)
 
-    def parts(self, item: Group) -> Sequence[Group]:
+    def split(self, item: AssignmentGroup) -> Sequence[AssignmentGroup]:
         """Return the tasks of a group, each as a group of its own."""
         return [[assignment] for assignment in item]
 

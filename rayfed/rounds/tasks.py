@@ -25,7 +25,7 @@ from rayfed.tensors.wire import Packed, pack, unpack
 # Clients
 Task = tuple[int, ...]
 # Whose sums are added before they come to the engine.
-Group = Sequence[Task]
+TaskGroup = Sequence[Task]
 
 MOST_TASKS = (
     # Per round, roughly: the sums of more would fill the driver's link (docs/scale.md).
@@ -114,7 +114,7 @@ def task_text(task: Task, round: int, *, survey: bool) -> str:
     return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
 
 
-def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
+def grouped(tasks: Sequence[Task], num_bytes: int) -> list[TaskGroup]:
     """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to
     16 in a row.
 
@@ -133,7 +133,7 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
     ]
 
 
-def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
+def add_up(where: str, replies: Iterable[TaskReply]) -> TaskReply:
     """The replies of several tasks, or groups, as that of one; each is named by its first client
     where it is odd.
     """
@@ -141,7 +141,7 @@ def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
     total, clients, bytes_up = OrderedSum(), list[Reply](), 0
     for reply in replies:
         first = reply.first if first is None else first
-        with refusing(stage, reply.first, first):
+        with refusing(where, reply.first, first):
             # The next are fetched only now.
             total.add(unpack(reply.summands, copy=False), reply.layout)
         clients += reply.clients
@@ -151,19 +151,19 @@ def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
 
 
 @contextmanager
-def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None]:
+def refusing(where: str, client: int | None, first: int | None) -> Iterator[None]:
     """Raise `RunFailed` with the client where its summand cannot be added to those from `first` on."""
     try:
         yield
     except Unlike as error:
         raise BrokenContract(
-            f"client {first} or {client}, {stage}: one of their summands is odd; that of client "
+            f"client {first} or {client}, {where}: one of their summands is odd; that of client "
             f"{client} is not like that of client {first}: {error}; nothing was averaged"
         ) from None
     except ValueError as error:
         # A value of a wrong kind is a mistake in the code; a NaN may come from the learning rate.
         kind = BrokenContract if isinstance(error, NotSummable) else RunFailed
-        raise kind(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
+        raise kind(f"client {client}, {where}: its summand {error}; nothing was averaged") from None
 
 
 def name_client(error: Exception, client: int) -> Exception:

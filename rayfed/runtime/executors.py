@@ -53,7 +53,7 @@ def opened(
 
 
 @contextmanager
-def open_workers(
+def open_executor(
     setup: Setup, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
 ) -> Iterator[Executor]:
     """Workers for the setup's job, for the context; with `other_bits` on several kinds of hardware.

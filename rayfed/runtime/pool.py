@@ -32,7 +32,7 @@ from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.failures import Mishap, given_up, mishap_of, own_error
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.heartbeat import Heartbeat, got
-from rayfed.runtime.items import Answer, Call, Item, Message, State, text_of
+from rayfed.runtime.items import Answer, Item, ItemState, MapCall, Message, text_of
 from rayfed.runtime.policy import Tries, Trouble
 from rayfed.runtime.remote import bring, num_objects, to_send, together
 from rayfed.runtime.signals import refuse_to_go_on
@@ -72,7 +72,7 @@ class Pool(Executor):
         self._max_retries = setup.job.ray.max_retries
         self._heartbeat = Heartbeat()
         # The calls that have begun, and whose results are not all given.
-        self._calls: list[Call] = []
+        self._calls: list[MapCall] = []
         self._working: dict[ObjectRef, Message] = {}
         # What is on its way here, in words.
         self._coming: list[str] = []
@@ -90,13 +90,13 @@ class Pool(Executor):
         They raise `ClientFailed` for an exception of a client's own, and `WorkersLost`
         where an item was lost too often.
         """
-        call = Call(work, shared, self._items(work, items), self._most(work, shared))
+        call = MapCall(work, shared, self._items(work, items), self._most(work, shared))
         self._calls.append(call)
         with ray_may_fail():
             self._hand_out()
         return PoolResults(self._results(call), call, self)
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: MapCall) -> None:
         """Hand out nothing more of a call. Work of it that runs goes on, and is ignored."""
         call.end()
         if call in self._calls:
@@ -132,20 +132,20 @@ class Pool(Executor):
     # The items of a call, and their results.
 
     def _items(self, work: Work, values: Sequence[Any]) -> list[Item]:
-        """Return the items of a call. Workers share the parts of a group, and one adds them up."""
+        """Return the items of a call. Workers share the addends of a group, and one adds them up."""
         turns: list[Item] = []
         number = 0
         for value in values:
-            parts = []
-            for part in work.parts(value):
+            addends = []
+            for part in work.split(value):
                 clients = work.clients(part)
                 size = self._images(clients) if clients else part[1] - part[0]
-                parts.append(Item(work, part, size, number))
+                addends.append(Item(work, part, size, number))
                 number += 1
-            if len(parts) == 1:
-                turns.extend(parts)
+            if len(addends) == 1:
+                turns.extend(addends)
             else:
-                turns.append(Item(AddUp(work.round), None, len(parts), number, parts))
+                turns.append(Item(AddUp(work.round), None, len(addends), number, addends))
         return turns
 
     def _most(self, work: Work, shared: Shared) -> int:
@@ -160,7 +160,7 @@ class Pool(Executor):
         sizes = self._setup.federation.partition.sizes[list(clients)]
         return int(images_trained(sizes, self._setup.job.train).sum())
 
-    def _results(self, call: Call) -> Generator[Any, None, None]:
+    def _results(self, call: MapCall) -> Generator[Any, None, None]:
         try:
             for item in call.turns:
                 self._heartbeat.progress()
@@ -178,7 +178,7 @@ class Pool(Executor):
             self._coming.clear()
             self.drop(call)
 
-    def _fetched(self, call: Call, item: Item, begun: float) -> Any:
+    def _fetched(self, call: MapCall, item: Item, begun: float) -> Any:
         """Return the result of the item whose turn has come, since `begun`; `NOT_HERE` until then.
 
         To wait for an object lets all other work wait: as long again as it has waited, and a second
@@ -187,7 +187,7 @@ class Pool(Executor):
         self._coming.clear()
         if call.error is not None:
             raise call.error
-        if item.state is not State.ANSWERED:
+        if item.state is not ItemState.ANSWERED:
             return NOT_HERE
         answer = item.answer
         waited = time.monotonic() - max(begun, answer.since)
@@ -204,10 +204,10 @@ class Pool(Executor):
         except RayError as error:
             why = f"its reply was lost with {answer.worker} ({type(error).__name__})"
             lost = error
-        self._act(call, Mishap(Trouble.REPLY, [item], None, why, lost))
+        self._act_on(call, Mishap(Trouble.REPLY, [item], None, why, lost))
         return NOT_HERE
 
-    def _show_progress(self, call: Call) -> None:
+    def _show_progress(self, call: MapCall) -> None:
         """Tell how many clients are done. Only who waits does: a call may begin before its turn."""
         if call.work.kind == "train" and call.done != call.shown:
             call.shown = call.done
@@ -235,7 +235,7 @@ class Pool(Executor):
                 why = f"no answer from {message.worker} for {late:.0f} s; it is killed"
                 with ending(message.call):
                     mishap = Mishap(Trouble.SILENCE, message.items, message.worker, why)
-                    self._act(message.call, mishap)
+                    self._act_on(message.call, mishap)
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
@@ -260,8 +260,8 @@ class Pool(Executor):
         at which a GPU has failed goes to another GPU, if there is one.
         """
         idle = self._group.idle
-        if item.parts:
-            sums = Counter(m.worker.node_id for m in self._working.values() if m.items[0].parts)
+        if item.addends:
+            sums = Counter(m.worker.node_id for m in self._working.values() if m.items[0].addends)
             worker = min(idle, key=lambda one: sums[one.node_id])
         else:
             others = [one for one in idle if one.card != item.faulty]
@@ -272,10 +272,10 @@ class Pool(Executor):
         self._group.take(worker)
         return worker
 
-    def _send(self, call: Call, items: Sequence[Item], worker: Worker) -> list[ObjectRef]:
+    def _send(self, call: MapCall, items: Sequence[Item], worker: Worker) -> list[ObjectRef]:
         """Send items to a worker; returns the references of the values, and of all objects."""
         work = items[0].work
-        shared = {} if items[0].parts else call.shared
+        shared = {} if items[0].addends else call.shared
         trees = [self._put(name, tree) for name, tree in shared.items()]
         values, objects = to_send(items, self._deadline.of_fetching)
         count = 1 + sum(num_objects(item) for item in items)
@@ -283,9 +283,9 @@ class Pool(Executor):
         references = do.remote(work, values, list(shared), *trees, *objects)
         # Memories that the adding actor made itself have no copy elsewhere; bring one here.
         for item in items:
-            for part in item.parts:
-                if part.answer.worker.node_id == worker.node_id:
-                    bring(part.answer.objects[1:])
+            for addend in item.addends:
+                if addend.answer.worker.node_id == worker.node_id:
+                    bring(addend.answer.objects[1:])
         return references if count > 1 else [references]
 
     def _put(self, name: str, tree: Tree) -> ObjectRef | Packed:
@@ -308,7 +308,7 @@ class Pool(Executor):
         try:
             values = ray.get(message.references[0], timeout=READ_LIMIT)
         except RayError as error:
-            self._failed(message, error)
+            self._message_failed(message, error)
             return
         self._group.free(worker)
         now = time.monotonic()
@@ -328,25 +328,25 @@ class Pool(Executor):
 
     # Failures.
 
-    def _failed(self, message: Message, error: RayError) -> None:
+    def _message_failed(self, message: Message, error: RayError) -> None:
         """Find out what an error means, and act on it."""
         mishap = mishap_of(message, error)
-        if mishap.trouble is Trouble.PART:
+        if mishap.trouble is Trouble.ADDEND:
             # The sum waits until its part is made again.
-            message.items[0].state = State.WAITING
+            message.items[0].state = ItemState.WAITING
         if mishap.trouble is Trouble.TREE:
             # Send all trees again, from this process.
             self._sent.clear()
-        self._act(message.call, mishap)
+        self._act_on(message.call, mishap)
 
-    def _act(self, call: Call, mishap: Mishap) -> None:
+    def _act_on(self, call: MapCall, mishap: Mishap) -> None:
         """Do what the policy decides. Raises `RunFailed` where that is the end of the run."""
         items, worker, head = mishap.items, mishap.worker, self._group.head
         if mishap.trouble is Trouble.WORKER and head.memory_was_full(worker.process):
             mishap = replace(mishap, out_of_memory=True)
         tries = Tries(
             together=len(items),
-            losses=items[0].losses,
+            times_lost=items[0].times_lost,
             max_retries=self._max_retries,
             gpu_failed=items[0].faulty is not None,
             draining=worker is not None and worker.node_id in head.draining,
@@ -358,13 +358,13 @@ class Pool(Executor):
                 item.faulty = worker.card
         if worker is not None:
             self._settle(worker, decision.worker)
-        if decision.work is policy.Work.FAIL:
+        if decision.items is policy.ItemFate.FAIL:
             raise own_error(call.work, mishap) from None
         if call.over:
             return
         if decision.counts:
-            items[0].losses += 1
-        if decision.work is policy.Work.GIVE_UP:
+            items[0].times_lost += 1
+        if decision.items is policy.ItemFate.GIVE_UP:
             raise given_up(call.work, mishap, self._max_retries)
 
         again = "running it again"
@@ -376,14 +376,14 @@ class Pool(Executor):
         self._heartbeat.progress()
         call.wait_again(items)
 
-    def _settle(self, worker: Worker, fate: policy.Worker) -> None:
+    def _settle(self, worker: Worker, fate: policy.WorkerFate) -> None:
         """Do with a worker what the policy decides."""
-        if fate is policy.Worker.KEEP:
+        if fate is policy.WorkerFate.KEEP:
             self._group.free(worker)
-        elif fate is policy.Worker.REPLACE:
+        elif fate is policy.WorkerFate.REPLACE:
             self._group.replace_after_fault(worker)
         else:
-            self._group.open(worker, kill=fate is policy.Worker.RESTART)
+            self._group.bring_up(worker, kill=fate is policy.WorkerFate.RESTART)
 
     # Time.
 
@@ -421,7 +421,7 @@ class PoolResults:
     """The results of a call, in the order of its items."""
 
     waiting: Generator[Any, None, None]
-    call: Call
+    call: MapCall
     pool: Pool
 
     def __iter__(self) -> Iterator[Any]:
@@ -437,7 +437,7 @@ class PoolResults:
 
 
 @contextmanager
-def ending(call: Call) -> Iterator[None]:
+def ending(call: MapCall) -> Iterator[None]:
     """End a call with an error, and keep it for whoever waits for the call later."""
     try:
         yield

@@ -95,7 +95,7 @@ class Runner:
         """For each task its reply, with the sum of its clients' summands and each client's new
         memory.
         """
-        stage = f"round {packed.round}"
+        where = f"round {packed.round}"
         context_of = self._contexts(packed)
         users_code = users_own(self.setup, packed.round) if self._repeats else []
         # Of the task.
@@ -117,15 +117,15 @@ class Runner:
 
         def again(client: int) -> Tree:
             reply = serve(client)
-            refuse_other_bits(f"client {client}, {stage}", users_code, first_bits, bits_of(reply))
+            refuse_other_bits(f"client {client}, {where}", users_code, first_bits, bits_of(reply))
             return reply.summands
 
         for task in tasks:
             replies.clear()
-            reply = replace(_summed(stage, task, trained), clients=list(replies))
+            reply = replace(_summed(where, task, trained), clients=list(replies))
             if users_code and task is tasks[-1]:
                 self._repeats = False
-                _summed(stage, tasks[0][:1], again)
+                _summed(where, tasks[0][:1], again)
             yield reply
         if self._model is not None:
             # What comes next has their memory.
@@ -189,7 +189,7 @@ class Runner:
         return work(self.setup, model, *piece)
 
 
-def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
+def _summed(where: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
     """A task's reply: the summands of its clients, checked and added up.
 
     A single client's summands stay as they are: in float32, where a sum has twice the bytes. An
@@ -198,7 +198,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
     total, bytes_up = OrderedSum(), 0
     for client in task:
         try:
-            with at(f"client {client}, {stage}"), advising():
+            with at(f"client {client}, {where}"), advising():
                 summand = work(client)
         except StopIteration as error:
             # It would end the generator that this belongs to.
@@ -208,7 +208,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
         except Exception as error:
             name_client(error, client)
             raise
-        with refusing(stage, client, task[0]):
+        with refusing(where, client, task[0]):
             layout = checked(summand)
             if len(task) > 1:
                 total.add(summand, layout)

@@ -44,7 +44,7 @@ UP_LIMIT = 180.0
 # Seconds in which a worker that is up must have the data.
 DATA_LIMIT = 3600.0
 # Seconds after which a run that works looks for new nodes again.
-LOOK = 5.0
+NODES_PAUSE = 5.0
 # Seconds without another worker after which a run starts with those that are up.
 LATE = 30.0
 OTHER_BITS = "--other-bits (in Python other_bits=True)"
@@ -52,7 +52,7 @@ OTHER_BITS = "--other-bits (in Python other_bits=True)"
 NAMED = 5
 
 
-class State(Enum):
+class WorkerState(Enum):
     """The state of a worker."""
 
     # It was asked where it is, which it answers once its process is up.
@@ -69,13 +69,23 @@ class State(Enum):
     GONE = auto()
 
 
-LEGAL = {
-    State.COMING: {State.COMING, State.OPENING, State.REFUSED, State.GONE},
-    State.OPENING: {State.COMING, State.IDLE, State.REFUSED, State.GONE},
-    State.REFUSED: {State.COMING, State.GONE},
-    State.IDLE: {State.WORKING, State.GONE},
-    State.WORKING: {State.IDLE, State.COMING, State.GONE},
-    State.GONE: set(),
+TRANSITIONS = {
+    WorkerState.COMING: {
+        WorkerState.COMING,
+        WorkerState.OPENING,
+        WorkerState.REFUSED,
+        WorkerState.GONE,
+    },
+    WorkerState.OPENING: {
+        WorkerState.COMING,
+        WorkerState.IDLE,
+        WorkerState.REFUSED,
+        WorkerState.GONE,
+    },
+    WorkerState.REFUSED: {WorkerState.COMING, WorkerState.GONE},
+    WorkerState.IDLE: {WorkerState.WORKING, WorkerState.GONE},
+    WorkerState.WORKING: {WorkerState.IDLE, WorkerState.COMING, WorkerState.GONE},
+    WorkerState.GONE: set(),
 }
 
 
@@ -85,7 +95,7 @@ class Worker:
 
     name: str
     actor: Any
-    state: State = State.COMING
+    state: WorkerState = WorkerState.COMING
     # Where it last came up: Ray's id of the node, the node's address, the GPU's number there, and
     # Ray's id of its process.
     node_id: str = ""
@@ -100,9 +110,9 @@ class Worker:
     failures: int = 0
     faults: int = 0
 
-    def become(self, state: State) -> None:
-        """Change the state. All changes go through here, and only those in `LEGAL` are possible."""
-        assert state in LEGAL[self.state], f"{self}: {self.state.name} -> {state.name}"
+    def become(self, state: WorkerState) -> None:
+        """Change the state. All changes go through here, and only those in `TRANSITIONS` are possible."""
+        assert state in TRANSITIONS[self.state], f"{self}: {self.state.name} -> {state.name}"
         log.debug("%s: %s -> %s", self, self.state.name, state.name)
         self.state = state
 
@@ -144,7 +154,7 @@ class WorkerGroup:
         self._unfit: set[str] = set()
         self._numbers = itertools.count()
         # When to look for new nodes again.
-        self._look_at = 0.0
+        self._look_for_nodes_at = 0.0
         # Since when there has been no worker to work on.
         self._alone_since: float | None = None
         # At first, processes must come up.
@@ -217,7 +227,7 @@ class WorkerGroup:
         actors = [worker.actor for worker in self._workers]
         end_of_ray(lambda: [ray.kill(actor) for actor in actors])
         for worker in self._workers:
-            worker.become(State.GONE)
+            worker.become(WorkerState.GONE)
         self._workers.clear()
         self.idle.clear()
         self.opening.clear()
@@ -232,24 +242,24 @@ class WorkerGroup:
     def take(self, worker: Worker) -> None:
         """Take an idle worker to give it work."""
         self.idle.remove(worker)
-        worker.become(State.WORKING)
+        worker.become(WorkerState.WORKING)
 
     def free(self, worker: Worker) -> None:
         """Note that a worker has no work. On a node that is about to end it gets no other."""
-        if worker.state is State.GONE:
+        if worker.state is WorkerState.GONE:
             return
-        worker.become(State.IDLE)
+        worker.become(WorkerState.IDLE)
         if worker.node_id in self.head.draining:
             self._replace_on_draining_node(worker)
         else:
             self.idle.append(worker)
 
-    def open(self, worker: Worker, *, kill: bool = False) -> None:
+    def bring_up(self, worker: Worker, *, kill: bool = False) -> None:
         """Have a worker open the run again, with `kill` in a new process."""
-        if worker.state is State.GONE:
+        if worker.state is WorkerState.GONE:
             # The worker group has ended: a request to Ray would start another Ray.
             return
-        worker.become(State.COMING)
+        worker.become(WorkerState.COMING)
         if kill:
             # Returns at once, even if the actor cannot be reached.
             ray.kill(worker.actor, no_restart=False)
@@ -262,7 +272,7 @@ class WorkerGroup:
         """
         worker.faults += 1
         if worker.faults < MAX_FAULTS or len(self._workers) == 1:
-            self.open(worker, kill=True)
+            self.bring_up(worker, kill=True)
         else:
             failed = "the GPU of %s has failed %d times; the actor is given up"
             log.warning(failed, worker, worker.faults)
@@ -278,13 +288,13 @@ class WorkerGroup:
         """
         now = time.monotonic()
         self._ask_late_ones_again(now)
-        refused = any(worker.state is State.REFUSED for worker in self._workers)
+        refused = any(worker.state is WorkerState.REFUSED for worker in self._workers)
         if refused:
             seconds = min(seconds, PAUSE)
-        if now >= self._look_at:
-            self._look_at = now + LOOK
+        if now >= self._look_for_nodes_at:
+            self._look_for_nodes_at = now + NODES_PAUSE
             self.grow(0.0)
-        seconds = min(seconds, self._look_at - now, self._patience_left(working, now))
+        seconds = min(seconds, self._look_for_nodes_at - now, self._patience_left(working, now))
         if not working and not self.opening:
             time.sleep(min(seconds, 1.0))
             if not refused and not self.idle:
@@ -301,7 +311,7 @@ class WorkerGroup:
             time.sleep(TICK)
         for reference in ready:
             if reference in self.opening:
-                self._answered(reference)
+                self._take_answer(reference)
         at_work = set(working)
         return [reference for reference in ready if reference in at_work]
 
@@ -309,26 +319,26 @@ class WorkerGroup:
         """Say which workers are not there yet, and what they wait for."""
         up, down = [], []
         for worker in self._workers:
-            if worker.state is State.OPENING:
+            if worker.state is WorkerState.OPENING:
                 up.append(f"{worker} to get the data")
-            elif worker.state in (State.COMING, State.REFUSED):
+            elif worker.state in (WorkerState.COMING, WorkerState.REFUSED):
                 down.append(f"{worker} to come up")
         return up + down
 
     def _ask_late_ones_again(self, now: float) -> None:
         """Restart workers that take too long to come up, and ask those again that Ray refused."""
         for reference, worker in list(self.opening.items()):
-            limit = DATA_LIMIT if worker.state is State.OPENING else UP_LIMIT
+            limit = DATA_LIMIT if worker.state is WorkerState.OPENING else UP_LIMIT
             if now > worker.asked + limit:
                 del self.opening[reference]
-                self.open(worker, kill=True)
+                self.bring_up(worker, kill=True)
         for worker in list(self._workers):
-            if worker.state is State.REFUSED and now >= worker.asked + PAUSE:
-                self.open(worker)
+            if worker.state is WorkerState.REFUSED and now >= worker.asked + PAUSE:
+                self.bring_up(worker)
 
     def _patience_left(self, working: Sequence[ObjectRef], now: float) -> float:
         """Return for how long the run still waits for a worker. Raises `WorkersLost` at the end."""
-        if working or self.idle or any(w.state is State.OPENING for w in self._workers):
+        if working or self.idle or any(w.state is WorkerState.OPENING for w in self._workers):
             self._alone_since = None
             return float("inf")
         self._alone_since = self._alone_since or now
@@ -344,27 +354,27 @@ class WorkerGroup:
             name = f"actor-{next(self._numbers)}"
             worker = Worker(name, new_actor(self.options, f"{self.run}/{name}", self._avoided()))
             self._workers.append(worker)
-            self.open(worker)
+            self.bring_up(worker)
 
     def _ask(self, worker: Worker, method: Any, *arguments: Any) -> None:
         worker.asked = time.monotonic()
         self.opening[method.remote(*arguments)] = worker
 
-    def _answered(self, reference: ObjectRef) -> None:
+    def _take_answer(self, reference: ObjectRef) -> None:
         """Take the answer of a worker that is up, has opened the run, or failed to."""
         worker = self.opening.pop(reference)
         try:
             answer = ray.get(reference)
         except ActorUnavailableError:
             # It is being restarted, or there is no room for it yet.
-            worker.become(State.REFUSED)
+            worker.become(WorkerState.REFUSED)
             return
         except RayError as error:
-            self._failed(worker, error)
+            self._could_not_open(worker, error)
             return
-        if worker.state is State.COMING:
+        if worker.state is WorkerState.COMING:
             worker.node_id, worker.node, worker.gpu, worker.process = answer
-            worker.become(State.OPENING)
+            worker.become(WorkerState.OPENING)
             self._ask(worker, worker.actor.open, [self.stored], self._modules)
             return
         was_open = bool(worker.device)
@@ -402,7 +412,7 @@ class WorkerGroup:
             self.kinds.append(kind)
         return True
 
-    def _failed(self, worker: Worker, error: RayError) -> None:
+    def _could_not_open(self, worker: Worker, error: RayError) -> None:
         """Ask a worker again that has failed to open the run, or give it up.
 
         Ray itself restarts an actor that was lost, and so it is asked again. Only one that is given
@@ -419,7 +429,7 @@ class WorkerGroup:
         worker.failures += 1
         died = isinstance(error, ActorDiedError)
         if worker.failures < MAX_OPENINGS and not unfit and not died:
-            self.open(worker)
+            self.bring_up(worker)
             return
         self._last_words = uncoloured(str(cause if unfit else error))
         log.warning("%s could not open the run, and is given up: %s", worker, self._last_words)
@@ -443,7 +453,7 @@ class WorkerGroup:
         self.most = len(self._workers)
 
     def _remove(self, worker: Worker) -> None:
-        worker.become(State.GONE)
+        worker.become(WorkerState.GONE)
         self._workers.remove(worker)
         ray.kill(worker.actor)
 

@@ -28,7 +28,7 @@ from rayfed.folder.summary import early_end, read_environment, read_summary, sum
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
 from rayfed.job import Job, differences, other_lineage
 from rayfed.rounds.setup import Setup, open_setup
-from rayfed.runtime.executors import open_workers
+from rayfed.runtime.executors import open_executor
 from rayfed.verify.again import Again, Check, of_checkpoint
 from rayfed.verify.numbers import Numbers, Row, differing, of_tables, place_of
 
@@ -86,7 +86,7 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
     saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
     yield "checkpoints", f"whole, of rounds {[*saved]}" if saved else "there are none", torn
     setup = open_setup(job)
-    with open_workers(setup, on_ray=False) as workers:
+    with open_executor(setup, on_ray=False) as workers:
         here, times = environment(setup, workers), [began, *began.get("resumed", [])]
         if times[-1].get("job") == job.hash(with_paths=True):
             # A record of the time when paths were part of a job's hash.

@@ -18,7 +18,7 @@ from rayfed.cli import main
 from rayfed.folder import provenance
 from rayfed.folder.recorder import PARTITION
 from rayfed.folder.tables import read_table
-from rayfed.runtime import hardware
+from rayfed.runtime import hardware, runner
 
 PART = """
 from dataclasses import dataclass

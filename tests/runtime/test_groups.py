@@ -14,7 +14,7 @@ from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
 from rayfed.rounds.executor import AddUp, Train
 from rayfed.rounds.tasks import GROUP, MOST_BYTES, Assignment, add_up, grouped
-from rayfed.runtime.items import Answer, Call, Item, State, text_of
+from rayfed.runtime.items import Answer, Item, ItemState, MapCall, text_of
 from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
@@ -82,11 +82,11 @@ def test_groups_have_the_same_bits_on_ray(in_groups, cluster, setup, here, on_ra
 
 def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
     work = Train(1, {}, False)
-    parts = [Item(work, [Assignment((client,), {})], 1, client) for client in range(3)]
-    whole = Item(AddUp(1), None, 3, 3, parts)
-    call = Call(work, {}, [whole], 1)
-    assert [call.next_message(1, evenly=False) for _ in range(3)] == [[part] for part in parts]
-    for part in reversed(parts):
+    addends = [Item(work, [Assignment((client,), {})], 1, client) for client in range(3)]
+    whole = Item(AddUp(1), None, 3, 3, addends)
+    call = MapCall(work, {}, [whole], 1)
+    assert [call.next_message(1, evenly=False) for _ in range(3)] == [[part] for part in addends]
+    for part in reversed(addends):
         assert not call.waiting
         call.answered(part, Answer(None, None, ["a sum"], 0.0))
     assert (call.done, call.next_message(1, evenly=False), text_of([whole])) == (
@@ -94,11 +94,11 @@ def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
         [whole],
         "the sum of tasks 1 to 3, round 1",
     )
-    whole.state = State.WAITING
-    call.wait_again([parts[1]])
-    assert (call.done, [*call.waiting]) == (2, [parts[1]])
+    whole.state = ItemState.WAITING
+    call.wait_again([addends[1]])
+    assert (call.done, [*call.waiting]) == (2, [addends[1]])
     call.next_message(1, evenly=False)
-    call.answered(parts[1], Answer(None, None, ["a sum"], 0.0))
+    call.answered(addends[1], Answer(None, None, ["a sum"], 0.0))
     assert [*call.waiting] == [whole]
 
 
@@ -112,7 +112,7 @@ def at_first_sum(monkeypatch):
         harmed = []
 
         def send(pool, call, items, worker, send=Pool._send):
-            if items[0].parts and call.work.round == 2 and not harmed:
+            if items[0].addends and call.work.round == 2 and not harmed:
                 harmed.append(worker.actor)
                 harm(worker.actor)
             return send(pool, call, items, worker)

@@ -549,7 +549,7 @@ def test_a_node_that_drains_gets_no_new_work(
     several, make_setup, played, here, pool_on, tmp_path, monkeypatch, caplog
 ):
     """An actor takes the place of the one there: where it waits for room, it is what adds nodes."""
-    monkeypatch.setattr(worker_group, "LOOK", 0.2)
+    monkeypatch.setattr(worker_group, "NODES_PAUSE", 0.2)
     node = several.add_node(num_cpus=1)
     setup = make_setup(
         compose(scaffold(), WhereRounds(str(tmp_path))), clients_per_round=6, num_rounds=5
@@ -584,7 +584,7 @@ def test_a_node_that_drains_gets_no_new_work(
 def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
     several, make_setup, played, here, pool_on, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(worker_group, "LOOK", 0.2)
+    monkeypatch.setattr(worker_group, "NODES_PAUSE", 0.2)
     node = several.add_node(num_cpus=1)
     setup = make_setup(
         compose(scaffold(), Linger(node.node_id, str(tmp_path / "there"))), clients_per_round=6

@@ -29,10 +29,9 @@ from rayfed.methods import (
 from rayfed.rounds.executor import Survey
 from rayfed.rounds.setup import open_setup
 from rayfed.runtime import slots
-from rayfed.runtime.items import Call, Item
-from rayfed.runtime.policy import FATE, Decision, Tries, Trouble, decide
-from rayfed.runtime.policy import Work as Todo
-from rayfed.runtime.worker_group import State, Worker, WorkerGroup
+from rayfed.runtime.items import Item, MapCall
+from rayfed.runtime.policy import WORKER_FATES, Decision, ItemFate, Tries, Trouble, decide
+from rayfed.runtime.worker_group import Worker, WorkerGroup, WorkerState
 
 # A large client, and small ones.
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]
@@ -235,12 +234,12 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
     """With `local_steps`, clients of few images do nearly as much work as a client of many."""
     messages = []
 
-    def next_message(call, actors, evenly, next_message=Call.next_message):
+    def next_message(call, actors, evenly, next_message=MapCall.next_message):
         items = next_message(call, actors, evenly=evenly)
         messages.append(items)
         return items
 
-    monkeypatch.setattr(Call, "next_message", next_message)
+    monkeypatch.setattr(MapCall, "next_message", next_message)
     setup = make_setup(
         compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work
     )
@@ -255,7 +254,7 @@ WORK = Survey(1, {})
 
 
 def _call(sizes, most=4):
-    return Call(WORK, {}, [Item(WORK, (i,), size, i) for i, size in enumerate(sizes)], most)
+    return MapCall(WORK, {}, [Item(WORK, (i,), size, i) for i, size in enumerate(sizes)], most)
 
 
 @pytest.mark.parametrize("actors", range(1, 6))
@@ -283,13 +282,13 @@ def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(siz
 A_SITE = SimpleNamespace(job=read_job({"name": "tiny"}))
 
 
-def crew_of(count, other_bits, monkeypatch):
-    """A crew of so many workers, without a Ray; and the actors that it has killed."""
+def group_of(count, other_bits, monkeypatch):
+    """A group of so many workers, without a Ray; and the actors that it has killed."""
     killed = []
     monkeypatch.setattr(ray, "kill", killed.append)
     group = WorkerGroup(RayOptions(), "tiny", A_SITE, None, count, None, other_bits)
     for number in range(count):
-        group._members.append(Worker(f"actor-{number}", f"actor-{number}", State.OPENING))
+        group._workers.append(Worker(f"actor-{number}", f"actor-{number}", WorkerState.OPENING))
     return group, killed
 
 
@@ -298,21 +297,21 @@ def test_a_worker_on_another_kind_of_hardware_is_given_up(differs, monkeypatch):
     first = {"instructions": "AVX2", "maker": "one", "torch": "2"}
     changed = {"more": {**first, "new": "x"}, "fewer": {"maker": "one", "torch": "2"}}
     other = changed.get(differs, {**first, differs: "another"})
-    group, killed = crew_of(3, False, monkeypatch)
-    one, two, three = group._members
+    group, killed = group_of(3, False, monkeypatch)
+    one, two, three = group._workers
     assert group._admit(one, first) and group._admit(two, dict(first))
     assert not group._admit(three, other)
-    assert (killed, group._members, group.most) == (["actor-2"], [one, two], 2)
+    assert (killed, group._workers, group.most) == (["actor-2"], [one, two], 2)
     assert group.kinds == [first]
     assert group._mixed.startswith("actor-2 is on other hardware than the run, ")
-    group._members = [two]
+    group._workers = [two]
     with pytest.raises(WorkersLost, match="resume on hardware as before, or allow the other with"):
         group._admit(two, other)
 
 
 def test_workers_on_other_hardware_are_taken_where_other_bits_are_allowed(monkeypatch):
-    group, killed = crew_of(2, True, monkeypatch)
-    one, two = group._members
+    group, killed = group_of(2, True, monkeypatch)
+    one, two = group._workers
     kinds = [{"maker": "one"}, {"maker": "two"}]
     assert (
         group._admit(one, kinds[0]) and group._admit(two, kinds[1]) and group._admit(one, kinds[1])
@@ -348,9 +347,14 @@ def test_a_run_of_a_grid_is_begun_again_exactly_as_often_as_the_job_says(limit, 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_an_item_is_tried_again_exactly_as_often_as_the_job_says(limit):
-    for losses in range(limit):
-        assert decide(Trouble.WORKER, Tries(losses=losses, max_retries=limit)).work is Todo.RETRY
-    assert decide(Trouble.WORKER, Tries(losses=limit, max_retries=limit)).work is Todo.GIVE_UP
+    for times_lost in range(limit):
+        assert (
+            decide(Trouble.WORKER, Tries(times_lost=times_lost, max_retries=limit)).items
+            is ItemFate.RETRY
+        )
+    assert (
+        decide(Trouble.WORKER, Tries(times_lost=limit, max_retries=limit)).items is ItemFate.GIVE_UP
+    )
 
 
 def test_a_lost_item_is_tried_alone_and_only_then_a_loss_counts():
@@ -359,7 +363,7 @@ def test_a_lost_item_is_tried_alone_and_only_then_a_loss_counts():
     lost = call.next_message(1, evenly=False)
     assert [item.number for item in lost] == [1, 2, 3, 4]
     assert decide(Trouble.WORKER, Tries(together=4, max_retries=1)) == Decision(
-        FATE[Trouble.WORKER], Todo.RETRY, False
+        WORKER_FATES[Trouble.WORKER], ItemFate.RETRY, False
     )
     call.wait_again(lost)
     assert [[item.number for item in call.next_message(1, evenly=False)] for _ in range(4)] == [
@@ -369,4 +373,4 @@ def test_a_lost_item_is_tried_alone_and_only_then_a_loss_counts():
         [4],
     ]
     assert len(call.next_message(1, evenly=False)) > 1
-    assert decide(Trouble.WORKER, Tries(losses=1, max_retries=1)).work is Todo.GIVE_UP
+    assert decide(Trouble.WORKER, Tries(times_lost=1, max_retries=1)).items is ItemFate.GIVE_UP

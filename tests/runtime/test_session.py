@@ -331,7 +331,7 @@ def test_every_gpu_has_the_same_number_of_actors(
 
 def test_without_ray_absent_gpus_are_warned_about(make_setup, monkeypatch, caplog):
     monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
-    with workers.open_workers(make_setup(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
+    with workers.open_executor(make_setup(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
         assert (
             "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU"
             in caplog.text
