@@ -45,41 +45,20 @@ T = TypeVar("T")
 NEEDED = inspect.Parameter.empty
 # A kind of pydantic's errors: what to give.
 WANTED = {
-    "greater_than_equal": "{ge:.10g} or more", "greater_than": "more than {gt:.10g}",
-    "less_than_equal": "{le:.10g} or less", (
-        "less_than"
-    ): "less than {lt:.10g}", (
-        "finite_number"
-    ): (
-        "a finite number"
-    ),
-    "int_type": (
-        "a whole number"
-    ), (
-        "float_type"
-    ): (
-        "a number"
-    ), (
-        "bool_type"
-    ): (
-        "true or false"
-    ), (
-        "string_type"
-    ): (
-        "text"
-    ),
-    "list_type": (
-        "a list"
-    ), (
-        "dict_type"
-    ): (
-        "a table"
-    ), (
-        "literal_error"
-    ): "{expected}", (
-        "is_instance_of"
-    ): "a {class}",
-}  # fmt: skip
+    "greater_than_equal": "{ge:.10g} or more",
+    "greater_than": "more than {gt:.10g}",
+    "less_than_equal": "{le:.10g} or less",
+    "less_than": "less than {lt:.10g}",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "literal_error": "{expected}",
+    "is_instance_of": "a {class}",
+}
 
 
 class UnknownKey(InputError):

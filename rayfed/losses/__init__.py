@@ -27,38 +27,10 @@ from rayfed.losses.represent import (
 )
 
 __all__ = [
-    "adjusted_cross_entropy", (
-        "calibrated_cross_entropy"
-    ), (
-        "class_adaptive_distill"
-    ), (
-        "class_adaptive_weights"
-    ),
+    "adjusted_cross_entropy", "calibrated_cross_entropy", "class_adaptive_distill", "class_adaptive_weights",
     "class_decorrelation", "class_weighted_distill", "cross_entropy", "decorrelation", "distill",
-    "feature_uniformity", (
-        "label_masked_distill"
-    ), (
-        "logit_suppression"
-    ), (
-        "majority_labels"
-    ), (
-        "model_contrast"
-    ),
-    "not_true_distill", (
-        "not_true_squared_error"
-    ), (
-        "prediction_variance"
-    ), (
-        "prototype_contrast"
-    ), (
-        "prototype_distance"
-    ),
-    "prototype_similarity_distill", (
-        "relaxed_contrast"
-    ), (
-        "restricted_cross_entropy"
-    ), (
-        "selective_distill"
-    ),
+    "feature_uniformity", "label_masked_distill", "logit_suppression", "majority_labels", "model_contrast",
+    "not_true_distill", "not_true_squared_error", "prediction_variance", "prototype_contrast", "prototype_distance",
+    "prototype_similarity_distill", "relaxed_contrast", "restricted_cross_entropy", "selective_distill",
     "squared_error", "trusted", "vacant_class_distill",
 ]

@@ -73,9 +73,7 @@ NAMED = ("cat", "dog", "emu")
         (THREE, None, ("cat", "cat\u200b", "emu"), r"classes 'cat', 'cat\\u200b' differ"),
         (THREE, None, ((
             "caf\u00e9"
-        ), (
-            "cafe\u0301"
-        ), (
+        ), "cafe\u0301", (
             "emu"
         )), r"classes 'caf\\xe9', 'cafe\\u0301' differ"),
         (THREE, None, ("ice cream", "icecream", "emu"), "classes 'ice cream', 'icecream' differ"),
@@ -89,9 +87,7 @@ NAMED = ("cat", "dog", "emu")
         (THREE, None, ("cat", "cats", "cat_1"), None),
         (THREE, None, ((
             "cat"
-        ), (
-            "nan"
-        ), (
+        ), "nan", (
             "emu"
         )), (
             "class 'nan' looks like a missing label, of 4 training images"
@@ -211,22 +207,10 @@ def test_texts_that_are_empty_of_one_word_or_cut_are_counted(train, test, messag
     ("texts", "message"),
     [
         (["a good film", "nanny and None", "null and void"], None),
-        ([(
-            "a good film"
-        ), (
-            "nan"
-        ), (
-            " None "
-        )], (
+        (["a good film", "nan", " None "], (
             "2 of 3 texts of column 't' are 'nan', as programs write it"
         )),
-        ([(
-            "1.txt"
-        ), (
-            "a/b.html"
-        ), (
-            "see c.txt"
-        )], (
+        (["1.txt", "a/b.html", "see c.txt"], (
             "2 of 3 texts of column 't' are names of files, such as '1.txt'"
         )),
         (["1.txt", "good. Film", "3.50", "Great!", "e.g."], None),

@@ -370,31 +370,15 @@ def test_labels_of_a_test_set_mean_the_classes_of_the_training_set(
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([(
-            "cat"
-        ), (
-            "dog"
-        )], [0, 1], (
+        (["cat", "dog"], [0, 1], (
             "row 0: column 'label' has numbers, and the training set's classes are names .cat"
         )),
         (["1", "2"], [1, 3], r"row 1: label 3 is not one of the classes \(1, 2\)"),
         (["1", "01"], [1, 1], "has numbers, and the training set's classes are names"),
-        ([(
-            "cat"
-        ), (
-            "dog"
-        )], [(
-            "Cat "
-        ), (
-            "dog"
-        )], (
+        (["cat", "dog"], ["Cat ", "dog"], (
             "row 0: label 'Cat ' is not one of .*; did you mean 'cat'"
         )),
-        ([(
-            "0"
-        ), (
-            "1"
-        )], [-1, -1], (
+        (["0", "1"], [-1, -1], (
             "row 0: label -1 is not one of the classes .*; -1 often marks rows without"
         )),
         ([-1, 1], [-1, 1], "row 0: label -1 is outside 0..1 .*; of labels -1 and 1, write 0 and 1"),

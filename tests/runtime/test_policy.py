@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from rayfed.runtime.policy import Decision, ItemFate, Tries, Trouble, WorkerFate, decide
+from rayfed.runtime.policy import (
+    WORKER_FATES,
+    Decision,
+    ItemFate,
+    Tries,
+    Trouble,
+    WorkerFate,
+    decide,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/failure.md"
 # What a row of the table says of the place, beside the trouble.
@@ -55,7 +63,7 @@ def test_an_item_that_counts_is_given_up_after_so_many_retries(trouble, tries, d
     assert decide(trouble, last) == Decision(decision.worker, fate, decision.counts)
 
 
-@pytest.mark.parametrize("trouble", set(Trouble) - {Trouble.EXCEPTION, Trouble.MEMORY})
+@pytest.mark.parametrize("trouble", WORKER_FATES)
 def test_a_message_of_several_items_never_counts(trouble):
     decision = decide(trouble, Tries(together=4, times_lost=3, max_retries=3))
     assert decision.items is ItemFate.RETRY
