@@ -11,10 +11,10 @@ from rayfed.experiment import RunOptions, Trained
 from rayfed.folder.tables import read_table
 from rayfed.job import Job, read_toml
 from rayfed.methods.part import Method
+from rayfed.observers.display import follow
 from rayfed.observers.usual import usual_observers
 from rayfed.report.result import Result
 from rayfed.rounds.observer import Observer
-from rayfed.screen.display import follow
 
 
 def run(

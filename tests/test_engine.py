@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rayfed.base.errors import BrokenContract, ClientFailed, Diverged, RunFailed
 from rayfed.base.seeds import Purpose, cohort, seed_of
 from rayfed.clients.settings import Training
-from rayfed.losses import forgetting
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures import forgetting
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
 from rayfed.rounds import tasks as module
 from rayfed.rounds.engine import play as play_round

@@ -17,6 +17,7 @@ import rayfed
 from rayfed import Job
 from rayfed.base.errors import InputError
 from rayfed.base.values import build, keys
+from rayfed.cli.options import read_override
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid.cells import Grid
@@ -34,7 +35,6 @@ from rayfed.methods import Part, Proximal, compose, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
 from rayfed.rounds.setup import open_data
-from rayfed.screen.options import read_override
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
 

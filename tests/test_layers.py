@@ -16,22 +16,19 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["base"],
-    ["tensors"],
-    ["losses"],
+    # learn: no Ray, writes nothing
+    ["base", "tensors"],
+    ["losses", "measures"],
     ["clients", "data", "models"],
     ["methods"],
+    # run
     ["job"],
-    ["rounds"],
-    ["folder"],
+    ["rounds", "folder"],
     ["runtime"],
     ["experiment"],
-    ["screen"],
-    ["report"],
-    ["observers"],
-    ["api", "grid", "verify"],
-    ["papers", "submit"],
-    ["cli", "__main__"],
+    # use
+    ["observers", "report"],
+    ["api", "grid", "papers", "submit", "cli", "__main__"],
 ]
 LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for entry in layer}
 FILES = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from rayfed.losses import forgetting, metrics
+from rayfed.measures import forgetting, metrics
 
 fractions = st.floats(0, 1)
 confusions = st.integers(1, 6).flatmap(

@@ -39,7 +39,7 @@ from rayfed.folder.places import folder_of
 from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures.metrics import Evaluation
 from rayfed.report import page, plots, read
 from rayfed.report.compared import class_losses
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report

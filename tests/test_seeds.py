@@ -75,14 +75,14 @@ CALLS = {
     ("models/registry.py", "build_model", "manual_seed"): 1,
     ("models/adapt.py", "adapt", "manual_seed"): 1,
     ("rounds/client_work.py", "train", "manual_seed"): 1,
-    ("rounds/measures.py", "sampled", "default_rng"): 1,
+    ("measures/clients.py", "sampled", "default_rng"): 1,
     ("rounds/own.py", "_tune", "manual_seed"): 1,
     # By the laws of the data, at the end.
     ("data/samples.py", "hold_out", "default_rng"): 1,
     ("data/partition.py", "split", "default_rng"): 2,
     ("data/federation.py", "_withdraw", "default_rng"): 1,
     # `verify --clients` shall take other clients each time.
-    ("verify/again.py", "_train", "sample"): 1,
+    ("report/verify/again.py", "_train", "sample"): 1,
 }
 # Where each purpose is used: the file, and how often.
 USES = {

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rayfed
+from rayfed.base.console import aligned, print_table
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.found import find_runs
@@ -37,7 +38,6 @@ from rayfed.report.read import grouped, read_run
 from rayfed.report.runs import labelled
 from rayfed.report.table import Difference, rows, sheet
 from rayfed.report.words import T, interval
-from rayfed.screen.text import aligned, print_table
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 TWO = ("fedavg", "fedntd")

@@ -38,6 +38,7 @@ from pages import from_shell, put
 
 from rayfed import experiment
 from rayfed.base.errors import Diverged, InputError
+from rayfed.cli.options import read_override
 from rayfed.data.sources import Kept
 from rayfed.experiment import RunOptions
 from rayfed.folder.places import folder_of, is_done
@@ -47,7 +48,6 @@ from rayfed.papers.style import COLOURS, INK, METADATA, STYLE
 from rayfed.report.measured import personalised
 from rayfed.report.read import Run, read_run
 from rayfed.report.words import interval, spread, stat_text
-from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLED = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}

@@ -31,7 +31,7 @@ from rayfed.folder.places import checkpoints_of
 from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures.metrics import Evaluation
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess

@@ -14,17 +14,13 @@ import click
 
 from rayfed import __version__
 from rayfed.base.aside import is_working
-from rayfed.cli import clients, describe, train
+from rayfed.cli import clients, describe, report, status, submit, train, verify
 from rayfed.cli.guard import guarded
 from rayfed.cli.init import init
 from rayfed.folder.log import logging_to
 from rayfed.papers import figure, reproduce
-from rayfed.report import command as report
-from rayfed.screen.exits import Commands, end_at_once
-from rayfed.screen.text import StderrHandler
-from rayfed.submit import command as submit
-from rayfed.submit import status
-from rayfed.verify import command as verify
+from rayfed.cli.exits import Commands, end_at_once
+from rayfed.base.console import StderrHandler
 
 
 @click.group(

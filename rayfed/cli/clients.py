@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayfed.base.console import busy, print_table, shown
 from rayfed.base.errors import InputError
-from rayfed.screen.text import busy, print_table, shown
 
 if TYPE_CHECKING:
     from rayfed.rounds.own import OwnRow

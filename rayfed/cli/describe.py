@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from rayfed.base.console import aligned, print_table, shown
 from rayfed.base.errors import InputError, harmless, spelled
-from rayfed.screen.options import Overrides, job_argument, read_base, set_option
-from rayfed.screen.text import aligned, print_table, shown
+from rayfed.cli.options import Overrides, job_argument, read_base, set_option
 
 # In the table of `partition`.
 MOST_CLIENTS = 50
@@ -135,8 +135,8 @@ def data(job: str | None, overrides: Overrides) -> None:
     from rayfed.data.federation import federate
     from rayfed.data.partition import Iid
     from rayfed.data.sources import load
+    from rayfed.observers.display import clients_text, images_text, partition_text
     from rayfed.rounds.setup import open_data
-    from rayfed.screen.display import clients_text, images_text, partition_text
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
     read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)
@@ -194,11 +194,11 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     from rayfed.papers.backend import import_matplotlib
 
     import_matplotlib()
+    from rayfed.observers.display import clients_text
     from rayfed.papers import partition as drawn
     from rayfed.papers.panels import save
     from rayfed.papers.style import PICTURES
     from rayfed.rounds.setup import open_data
-    from rayfed.screen.display import clients_text
 
     read = read_base(job, overrides)
     path = Path(output or f"{Path(read.name).name}.partition.png")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from rayfed.base.console import busy
 from rayfed.base.errors import InputError, RunFailed, harmless
-from rayfed.screen.options import (
+from rayfed.cli.options import (
     Overrides,
     complete_run,
     job_argument,
@@ -17,7 +18,6 @@ from rayfed.screen.options import (
     set_option,
     trust_option,
 )
-from rayfed.screen.text import busy
 
 
 @click.command()
@@ -71,12 +71,12 @@ def run(
     if listed:
         print("\n".join(job.name for job in jobs))
     elif chosen[0].grid:
-        from rayfed.grid.command import run_grid
+        from rayfed.cli.grid import run_grid
 
         run_grid(cells, jobs, force, other_bits)
     else:
         from rayfed import api
-        from rayfed.screen.display import on_screen
+        from rayfed.observers.display import on_screen
 
         on_screen(partial(api.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
 
@@ -102,7 +102,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """
     with busy(f"reading {run}"):
         from rayfed import api
-        from rayfed.screen.display import on_screen
+        from rayfed.observers.display import on_screen
 
     on_screen(partial(api.resume, run, dict(overrides), other_bits=other_bits))
 

@@ -35,7 +35,7 @@ from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.folder.tensorfile import tree_from_bytes
 from rayfed.job import Job, differences, flat, other_lineage
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Kind, Memory, Round

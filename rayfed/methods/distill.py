@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Gt, Le, Lt
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, ServerView, Step
 from rayfed.tensors.trees import Tree

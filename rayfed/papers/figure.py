@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from rayfed.base.console import aligned, busy, shown
 from rayfed.base.errors import InputError, did_you_mean, harmless
+from rayfed.cli.options import Labels, label_option, starting
 from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.style import PICTURES
-from rayfed.screen.options import Labels, label_option, starting
-from rayfed.screen.text import aligned, busy, shown
 
 
 class Kind(NamedTuple):

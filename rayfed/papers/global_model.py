@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
 from rayfed.folder.tables import confusions, matrices
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.papers.panels import (
     GLYPH,
     RAMP,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.report.forms import DOMAIN
 from rayfed.report.measured import over_clients
 from rayfed.report.read import Run, of_clients

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rayfed.base.console import busy
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
-from rayfed.report.command import FORMS, print_sheet
-from rayfed.report.forms import KEYS
-from rayfed.screen.options import (
+from rayfed.cli.options import (
     Labels,
     Overrides,
     label_option,
@@ -25,7 +24,8 @@ from rayfed.screen.options import (
     starting,
     trust_option,
 )
-from rayfed.screen.text import busy
+from rayfed.cli.report import FORMS, print_sheet
+from rayfed.report.forms import KEYS
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -179,8 +179,8 @@ def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "
 
 def show_beside(table: str, cells: list[Cell]) -> None:
     """Print a paper's table beside the finished cells; only their own table where it has no number."""
+    from rayfed.cli.grid import finished, show_results
     from rayfed.folder.places import folder_of
-    from rayfed.grid.command import finished, show_results
     from rayfed.papers.tables import plain, read_paper
 
     paper = read_paper(table)
@@ -260,6 +260,6 @@ def reproduce(
         print(f"{cost_of(chosen).in_words()}\n({HOW})", file=sys.stderr)
         print("\n".join(job.name for job in jobs))
         return
-    from rayfed.grid.command import run_grid
+    from rayfed.cli.grid import run_grid
 
     run_grid(chosen, jobs, force, other_bits, partial(show_beside, table))

@@ -12,7 +12,7 @@ from rich.filesize import decimal as size
 
 from rayfed.base.errors import InputError
 from rayfed.job import MEASURE, flat
-from rayfed.losses.metrics import rounds_to_target
+from rayfed.measures.metrics import rounds_to_target
 from rayfed.report.answers import COSTS, headline, headlines
 from rayfed.report.charts import MOST_ROWS
 from rayfed.report.read import Group, Run, forgotten, shorten

@@ -1,4 +1,4 @@
-"""A run's forgetting round by round, by each definition of `losses/forgetting.py`, from what its
+"""A run's forgetting round by round, by each definition of `measures/forgetting.py`, from what its
 tables hold.
 
 Shapes: `E` evaluated rounds, round 0 first; `C` classes; `K` measured clients of a round.

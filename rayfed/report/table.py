@@ -15,7 +15,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError, did_you_mean
 from rayfed.job import MEASURE, differences
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.report.forms import (
     DOMAIN,
     HEADLINES,

@@ -23,8 +23,10 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.data.federation import EVALUATION_BATCH
-from rayfed.losses import metrics
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures import metrics, updates
+from rayfed.measures.clients import Activations, Seen, sampled
+from rayfed.measures.failing import warn_of_failure
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods.checks import a_term, two_values
 from rayfed.methods.own_model import Models, before_and_after
 from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
@@ -32,8 +34,7 @@ from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
-from rayfed.rounds import measures
-from rayfed.rounds.measures import Activations, Seen
+from rayfed.rounds import measuring
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup, common_view
 from rayfed.tensors.trees import Tree, to_device
@@ -147,7 +148,7 @@ class RoundContext:
         before = self._once(client.weights) if own else self._look_at_global
         trained = before, self._once(state(fit.model))
         of_own = (self._once(own_models[0]), self._once(own_models[1])) if own_models else trained
-        return measures.measured(names, trained, of_own, p)
+        return measuring.measured(names, trained, of_own, p)
 
     def _once(self, weights: Weights) -> Callable[[], Seen]:
         """A look at the model with these weights, taken when it is first asked for."""
@@ -246,7 +247,7 @@ def train(
     kept = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
     if "drift" in setup.job.measures(broadcast.round):
-        summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
+        summands[updates.UPDATES] = updates.summand(view.weights, fit.model)
     numbers: dict[str, float] = {}
     confusion = None
     if setup.job.measures(broadcast.round):
@@ -344,13 +345,13 @@ def activations(setup: Setup, model: nn.Module, start: int, stop: int) -> Activa
         with _looking(setup):
             return _see(setup, model, slice(start, stop)).activations
     except Exception as error:
-        measures.warn_of_failure("drift", error)
+        warn_of_failure("drift", error)
         return None
 
 
 def sample(setup: Setup) -> np.ndarray:
     """The test images to measure on."""
-    return measures.sampled(
+    return sampled(
         len(setup.federation.test),
         setup.job.measure_images,
         seed_of(setup.job.seed, Purpose.MEASURE),
@@ -359,7 +360,7 @@ def sample(setup: Setup) -> np.ndarray:
 
 def _see(setup: Setup, model: nn.Module, some: slice = slice(0, None)) -> Seen:
     batches = _test_batches(setup, sample(setup)[some], some.start)
-    return measures.see(setup.run, setup.job.measure_layers, batches, model)
+    return measuring.see(setup.run, setup.job.measure_layers, batches, model)
 
 
 def descend(

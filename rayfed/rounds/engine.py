@@ -25,13 +25,15 @@ from rayfed.base.isolation import isolated
 from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
-from rayfed.losses import forgetting, metrics
+from rayfed.measures import forgetting, metrics
+from rayfed.measures import updates as measured_updates
+from rayfed.measures.clients import aligned
+from rayfed.measures.updates import UPDATES
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.methods.watch import call
-from rayfed.rounds import measures
 from rayfed.rounds.client_work import Broadcast, sample
 from rayfed.rounds.executor import (
     Activations,
@@ -43,7 +45,6 @@ from rayfed.rounds.executor import (
     nothing,
     pieces_of,
 )
-from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Memory, Round
 from rayfed.rounds.setup import Setup, server_view
 from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, cut, grouped
@@ -289,7 +290,7 @@ def finish(
     if shown is not None:
         shown = in_models_order("evaluated average", shown, last.weights, number)
 
-    measured = measures.of_round(updates, len(reply.clients))
+    measured = measured_updates.of_round(updates, len(reply.clients))
     if "drift" in setup.job.measures(number):
         measured |= drift(setup, executor, last.weights, weights)
 
@@ -399,7 +400,7 @@ def drift(setup: Setup, executor: Executor, before: Weights, after: Weights) -> 
         for piece in results[1:]:
             total = total + piece
         seen.append(total)
-    return {f"drift.{key}": value for key, value in measures.aligned(*seen)}
+    return {f"drift.{key}": value for key, value in aligned(*seen)}
 
 
 def ask(executor: Executor, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterable[TaskReply]:

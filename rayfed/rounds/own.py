@@ -20,7 +20,7 @@ from torch import nn
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy

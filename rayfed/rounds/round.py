@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.losses import metrics
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures import metrics
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Held
 from rayfed.tensors.weights import Weights
 

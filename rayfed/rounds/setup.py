@@ -26,7 +26,7 @@ from rayfed.methods.views import RUNS, RUNS_ON_COPIES, Frozen, Run, ServerView
 from rayfed.models.adapt import adapt
 from rayfed.models.registry import build_model
 from rayfed.models.trial import Setting, try_model
-from rayfed.rounds import measures
+from rayfed.rounds.measuring import refuse_absent
 from rayfed.tensors.weights import Weights, keep_constant
 
 # Of the training set, on which a model is tried.
@@ -125,7 +125,7 @@ def _open_setup(job: Job, read: Read | None) -> Setup:
         )
     for asked in job.measure_clients:
         number_of(asked, federation.client_names, federation.num_clients, "measure_clients")
-    measures.refuse_absent(job.measure_layers, model, inputs)
+    refuse_absent(job.measure_layers, model, inputs)
     for part in all_parts(job.method):
         part.check(model, job.train)
     for doubt in doubts(job.method, model, job.train.num_rounds, "local" in job.measure):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 from ray.util.metrics import Gauge
 
-from rayfed.losses.forgetting import dropped
+from rayfed.measures.forgetting import dropped
 from rayfed.rounds.round import Round
 
 log = logging.getLogger(__name__)

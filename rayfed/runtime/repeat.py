@@ -16,7 +16,7 @@ from torch import nn
 
 from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Part, parts_at
 from rayfed.rounds.client_work import Reply
 from rayfed.rounds.setup import Setup

@@ -13,11 +13,12 @@ from torch import nn
 
 from rayfed.base.isolation import set_usual
 from rayfed.base.noted import at
+from rayfed.measures.clients import Seen
+from rayfed.measures.updates import UPDATES
 from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work
 from rayfed.rounds.client_work import Broadcast, Reply, RoundContext
 from rayfed.rounds.executor import Piece
-from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.setup import Setup
 from rayfed.rounds.tasks import Task, TaskReply, name_client, refusing
 from rayfed.runtime.hardware import (

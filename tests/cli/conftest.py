@@ -98,7 +98,7 @@ def cluster(monkeypatch):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr("rayfed.submit.command.are_here", lambda jobs, nodes: True)
+    monkeypatch.setattr("rayfed.cli.submit.are_here", lambda jobs, nodes: True)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rayfed.base.errors import InputError
+from rayfed.cli.exits import Failure
+from rayfed.cli.status import runs_in
+from rayfed.cli.submit import conclude, described, refuse_twins
 from rayfed.folder.lock import locked
 from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission, no_token
-from rayfed.screen.exits import Failure
-from rayfed.submit.command import conclude, described, refuse_twins
-from rayfed.submit.status import runs_in
 
 # Nothing listens there.
 NO_RAY = "127.0.0.1:1"

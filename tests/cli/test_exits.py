@@ -9,8 +9,8 @@ import pytest
 
 from rayfed.base import errors
 from rayfed.cli import take_every_letter
+from rayfed.cli.exits import Failure, failures
 from rayfed.cli.guard import _explain
-from rayfed.screen.exits import Failure, failures
 
 CODES = {
     errors.InputError: 2,
@@ -81,7 +81,7 @@ def test_what_has_its_own_end_keeps_it(error):
     ("end", "code", "said"), [(None, 0, ""), (0, 0, ""), (3, 3, ""), ("why", 1, "why\n")]
 )
 def test_a_process_that_ends_under_working_threads_ends_as_python_ends(end, code, said):
-    script = f"from rayfed.screen.exits import end_at_once; end_at_once(SystemExit({end!r}))"
+    script = f"from rayfed.cli.exits import end_at_once; end_at_once(SystemExit({end!r}))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (code, said)
 

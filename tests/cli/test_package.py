@@ -432,8 +432,8 @@ def test_a_relative_path_is_refused_with_the_reason_where_no_node_has_what_the_d
     folder, rayfed, cluster, monkeypatch
 ):
     head = {"isHeadNode": True, "resourcesTotal": {"CPU": 2.0}, "labels": {}}
-    monkeypatch.setattr("rayfed.submit.command.nodes_of", lambda jobs: [head])
-    monkeypatch.setattr("rayfed.submit.command.are_here", lambda jobs, nodes: bool(nodes))
+    monkeypatch.setattr("rayfed.cli.submit.nodes_of", lambda jobs: [head])
+    monkeypatch.setattr("rayfed.cli.submit.are_here", lambda jobs, nodes: bool(nodes))
     ended = rayfed("submit", "job.toml", "--address", cluster.url, "--entrypoint-num-cpus", "64")
     assert (
         ended.exit_code == 2

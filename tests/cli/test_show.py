@@ -12,6 +12,7 @@ from click.shell_completion import BashComplete
 
 from rayfed.base.values import table
 from rayfed.cli import main
+from rayfed.cli.options import read_override
 from rayfed.clients.schedules import SCHEDULES
 from rayfed.data.partition import PARTITIONS
 from rayfed.data.settings import SOURCES
@@ -19,9 +20,8 @@ from rayfed.grid.cells import Grid, expand
 from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 from rayfed.models.settings import Adapt
+from rayfed.observers.display import partition_text
 from rayfed.papers.cost import cost_of
-from rayfed.screen.display import partition_text
-from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}

@@ -22,10 +22,10 @@ from rayfed import Observer, experiment, resume, run
 from rayfed.cli.clients import numbers
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
-from rayfed.losses import forgetting
+from rayfed.measures import forgetting
+from rayfed.observers.display import Bar, bar_on, result_text
 from rayfed.rounds import engine
 from rayfed.rounds.round import ClientRow
-from rayfed.screen.display import Bar, bar_on, result_text
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,7 +27,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from rayfed import read_job
-from rayfed.screen.options import read_override
+from rayfed.cli.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"

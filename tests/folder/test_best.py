@@ -26,8 +26,8 @@ from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
-from rayfed.losses import metrics
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures import metrics
+from rayfed.measures.metrics import Evaluation
 from rayfed.models.registry import build_model
 from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.round import Round

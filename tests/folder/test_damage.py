@@ -12,13 +12,13 @@ import pytest
 
 import rayfed
 from rayfed.base.errors import InputError, Resumable, RunFailed
+from rayfed.cli.status import runs_in
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
 from rayfed.report.page import legible, write_report
 from rayfed.report.read import read_run
 from rayfed.report.table import sheet
-from rayfed.submit.status import runs_in
-from rayfed.verify.checks import checks
+from rayfed.report.verify.checks import checks
 
 DAMAGES = {
     "pipe": os.mkfifo,

@@ -28,7 +28,7 @@ from rayfed.folder.recorder import Recorder as Keeper
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS, read_table
 from rayfed.job import make_job, read_job
-from rayfed.losses.metrics import Evaluation
+from rayfed.measures.metrics import Evaluation
 from rayfed.methods import RECIPES, Part
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.setup import Setup

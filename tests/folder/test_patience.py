@@ -7,7 +7,7 @@ from rayfed.folder.places import is_done
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
-from rayfed.screen.display import result_text
+from rayfed.observers.display import result_text
 
 
 @pytest.fixture

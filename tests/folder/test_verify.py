@@ -16,7 +16,7 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.checkpoint import digest_of
-from rayfed.verify.checks import WITHIN, checks
+from rayfed.report.verify.checks import WITHIN, checks
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("make_record", ROOT / "tools/make_record.py")

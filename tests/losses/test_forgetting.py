@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rayfed.losses.forgetting import aggregation, continual, dropped, local, peak
+from rayfed.measures.forgetting import aggregation, continual, dropped, local, peak
 
 C = 4
 share = st.floats(0, 1)

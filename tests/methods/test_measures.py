@@ -18,12 +18,13 @@ from torch import nn
 from rayfed.base.errors import ClientFailed, InputError
 from rayfed.data.inputs import Images
 from rayfed.job import read_job
+from rayfed.measures import clients, failing, updates
+from rayfed.measures.clients import Seen, sampled
 from rayfed.methods import RECIPES, fedavg, fedntd
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import engine, measures
+from rayfed.rounds import engine, measuring
 from rayfed.rounds.engine import open_round, rounds
-from rayfed.rounds.measures import Seen, sampled
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 from rayfed.tensors.wire import unpack
@@ -38,9 +39,9 @@ MEASURED = {
 
 
 def measured(names, before, after, p):
-    """`measures.measured`, of models that have seen the images."""
+    """`measuring.measured`, of models that have seen the images."""
     looks = lambda: before, lambda: after
-    notes, confusion = measures.measured(names, looks, looks, p)
+    notes, confusion = measuring.measured(names, looks, looks, p)
     assert confusion is None
     return notes
 
@@ -109,7 +110,7 @@ def test_drift_by_hand():
 def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
     """Which actors have one of, and this process as many as there are cores."""
     lines = (
-        "import numpy as np; from rayfed.losses.metrics import length, weight_divergence as moved"
+        "import numpy as np; from rayfed.measures.metrics import length, weight_divergence as moved"
     )
     lines += (
         "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), "
@@ -345,8 +346,8 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_setup, monkeyp
     def broken(*given):
         raise ValueError("no such layer")
 
-    measures._warn.cache_clear()
-    monkeypatch.setitem(measures.MEASURES, "drift", broken)
+    failing._warn.cache_clear()
+    monkeypatch.setitem(clients.MEASURES, "drift", broken)
     setup = with_measures(make_setup(fedavg()))
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(setup, ThisProcess(setup))
@@ -362,8 +363,8 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
     def full(*given):
         raise RuntimeError("not enough memory")
 
-    measures._warn.cache_clear()
-    monkeypatch.setattr(measures, "Seen", full)
+    failing._warn.cache_clear()
+    monkeypatch.setattr(measuring, "Seen", full)
     setup = with_measures(make_setup(fedavg()))
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(setup, ThisProcess(setup))
@@ -383,7 +384,7 @@ def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_set
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(measures, "Seen", full)
+    monkeypatch.setattr(measuring, "Seen", full)
     with pytest.raises(ClientFailed, match=r"(?s)CUDA out of memory.*ray.num_gpus"):
         list(rounds(setup := with_measures(make_setup(fedavg())), ThisProcess(setup)))
 
@@ -391,10 +392,10 @@ def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_set
 def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
     make_setup, monkeypatch, caplog
 ):
-    measures._warn.cache_clear()
-    summand = measures.summand
+    failing._warn.cache_clear()
+    summand = updates.summand
     monkeypatch.setattr(
-        "rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m)
+        "rayfed.measures.updates.summand", lambda w, m: summand({} if next(turn) == 5 else w, m)
     )
     turn, setup = itertools.count(), with_measures(make_setup(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
@@ -418,9 +419,9 @@ def test_the_keys_of_measures_are_no_part_of_the_lineage():
 def test_a_worker_shows_the_images_to_the_global_model_once_per_round(
     make_setup, play, monkeypatch
 ):
-    shown, see = [], measures.see
+    shown, see = [], measuring.see
     monkeypatch.setattr(
-        "rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given)
+        "rayfed.rounds.measuring.see", lambda *given: shown.append(given[-1]) or see(*given)
     )
     # Each client is a task of its own.
     play(with_measures(make_setup(fedavg(), task_images=1)))
@@ -457,8 +458,8 @@ def test_a_layer_without_one_output_per_forward_pass_is_refused(layer, why):
     with pytest.raises(
         InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"
     ):
-        measures.refuse_absent([layer], Odd(), Images((1, 2, 2)))
-    measures.refuse_absent(["net"], Odd(), Images((1, 2, 2)))
+        measuring.refuse_absent([layer], Odd(), Images((1, 2, 2)))
+    measuring.refuse_absent(["net"], Odd(), Images((1, 2, 2)))
 
 
 def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():
@@ -466,7 +467,7 @@ def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():
         torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 2)
     )
     x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
-    seen = measures.see(run_model, ["0", "1"], [(x, torch.tensor([0, 1, 0, 1, 0]))], net)
+    seen = measuring.see(run_model, ["0", "1"], [(x, torch.tensor([0, 1, 0, 1, 0]))], net)
     np.testing.assert_array_equal(seen.layers["0"], net[0](x).detach().numpy())
     np.testing.assert_array_equal(seen.layers["1"], net[0](x).relu().detach().numpy())
     assert seen.layers["0"].min() < 0 and seen.activations.counts.tolist() == [3, 2]

@@ -11,7 +11,7 @@ import torch
 from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.clients.participation import Participation
-from rayfed.losses import metrics
+from rayfed.measures import metrics
 from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.engine import cohort_of
 from rayfed.rounds.own import Tuning, own_rows

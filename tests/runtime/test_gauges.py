@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayfed.losses.forgetting import dropped
+from rayfed.measures.forgetting import dropped
 from rayfed.methods import fedavg
 from rayfed.runtime import gauges
 from rayfed.runtime.gauges import SERIES, Gauges

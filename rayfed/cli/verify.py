@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from rayfed.base.console import duration, in_line, shown
 from rayfed.base.errors import InputError, RunFailed, cut
-from rayfed.screen.text import duration, in_line, shown
 
 
 @click.command()
@@ -45,8 +45,8 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
     found += [file.parent for run in runs for file in run.rglob("environment.json")]
     folders = list(dict.fromkeys(found))
     # These import torch, which takes seconds. A wrong folder is told before.
-    from rayfed.verify.checks import checks
-    from rayfed.verify.estimate import seconds_of
+    from rayfed.report.verify.checks import checks
+    from rayfed.report.verify.estimate import seconds_of
 
     number, unread = 0, 0
     needs = [seconds_of(each, every=every, clients=clients, quick=quick) for each in folders]

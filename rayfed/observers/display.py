@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from rayfed.base.console import aligned, shown
 from rayfed.base.values import table
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
@@ -25,7 +26,6 @@ from rayfed.models.settings import Adapt, Model
 from rayfed.rounds.observer import Observer, Outcome, Run
 from rayfed.rounds.round import Round
 from rayfed.rounds.setup import Setup
-from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 
 BELOW_ZERO = (

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from rayfed.losses.metrics import Array
+from rayfed.measures.metrics import Array
 
 
 def peak(best_earlier: Array, now: Array) -> float:

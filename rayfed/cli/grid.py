@@ -10,8 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rayfed.base.console import duration, shown
 from rayfed.base.errors import InputError, Resumable
 from rayfed.base.files import write_text
+from rayfed.cli.exits import Failure
+from rayfed.cli.report import print_sheet
 from rayfed.experiment import RUNS_NAMED
 from rayfed.folder.found import write_order
 from rayfed.folder.places import folder_of, is_done
@@ -20,13 +23,10 @@ from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
 from rayfed.job import Job
-from rayfed.report.command import print_sheet
+from rayfed.observers.display import Lines, cell_text
 from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
-from rayfed.screen.display import Lines, cell_text
-from rayfed.screen.exits import Failure
-from rayfed.screen.text import duration, shown
 
 # Exit codes of a run that does not end the others.
 FAILED = (

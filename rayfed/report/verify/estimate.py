@@ -11,7 +11,7 @@ from rayfed.experiment import job_of
 from rayfed.folder.places import Folders
 from rayfed.folder.summary import read_environment
 from rayfed.folder.tables import read_table
-from rayfed.verify.checks import CHECKPOINT, to_play
+from rayfed.report.verify.checks import CHECKPOINT, to_play
 
 
 def seconds_of(folder: Path, *, every: bool, clients: int, quick: bool) -> float:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayfed.folder.tables import COLUMNS, EVALUATED, round_rows
+from rayfed.report.verify.numbers import Key, Numbers, differing, of_tables
 from rayfed.rounds import engine
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.round import Round
 from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import dotted, leaves
 from rayfed.tensors.wire import unpack
-from rayfed.verify.numbers import Key, Numbers, differing, of_tables
 
 # Of what, what was compared, and all that is wrong.
 Check = tuple[str, str, list[str]]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
+from rayfed.base.console import aligned, duration, print_table, shown
 from rayfed.base.errors import InputError, NoRay, NoToken, Resumable, harmless
 from rayfed.base.files import read_regular
+from rayfed.cli.options import RUNS, complete_name
+from rayfed.cli.submit import address_option, hint
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import VARIABLES, job_server
 from rayfed.runtime.jobs import Jobs, Submission
-from rayfed.screen.options import RUNS, complete_name
-from rayfed.screen.text import aligned, duration, print_table, shown
-from rayfed.submit.command import address_option, hint
 from rayfed.submit.local import unknown_run
 
 RUN = ("run", "status", "round", "best accuracy", "last written")

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rayfed.base.console import aligned, shown
 from rayfed.base.errors import STOPPED, InputError, Resumable
-from rayfed.runtime.address import are_here, job_server, nodes_of
-from rayfed.runtime.jobs import Jobs, Log, Submission
-from rayfed.screen.exits import Failure
-from rayfed.screen.options import (
+from rayfed.cli.exits import Failure
+from rayfed.cli.options import (
     RUNS,
     complete_name,
     job_argument,
@@ -24,7 +23,8 @@ from rayfed.screen.options import (
     settings_option,
     trust_option,
 )
-from rayfed.screen.text import aligned, shown
+from rayfed.runtime.address import are_here, job_server, nodes_of
+from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
 from rayfed.submit.local import LocalRun, local_run, unknown_run
 

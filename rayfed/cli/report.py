@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayfed.base.console import print_table, shown
 from rayfed.base.errors import harmless
-from rayfed.screen.text import print_table, shown
 
 if TYPE_CHECKING:
     from rayfed.report.forms import Sheet

@@ -27,10 +27,10 @@ from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
 from rayfed.job import Job, differences, other_lineage
+from rayfed.report.verify.again import Again, Check, of_checkpoint
+from rayfed.report.verify.numbers import Numbers, Row, differing, of_tables, place_of
 from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.executors import open_executor
-from rayfed.verify.again import Again, Check, of_checkpoint
-from rayfed.verify.numbers import Numbers, Row, differing, of_tables, place_of
 
 # Where bits may differ: docs/verify.md has what was measured.
 WITHIN = 0.02

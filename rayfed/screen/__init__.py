@@ -1,1 +1,0 @@
-"""What commands share: text, progress, options, exit codes."""
