@@ -32,7 +32,9 @@ from rayfed.methods import (
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.rounds import setup as sites
-from rayfed.rounds.client_work import Broadcast, RoundContext, evaluate, survey, train
+from rayfed.rounds.client_work import RoundContext, survey, train
+from rayfed.rounds.evaluation import evaluate
+from rayfed.rounds.messages import Broadcast
 from rayfed.rounds.setup import open_setup, server_view
 from rayfed.runtime.hardware import refuse_tf32
 from rayfed.tensors.weights import state_of

@@ -30,8 +30,8 @@ from rayfed.data.samples import hold_out
 from rayfed.job import Job
 from rayfed.methods import Part, compose, fedavg, switch
 from rayfed.rounds import setup as sites
-from rayfed.rounds.client_work import evaluate, sample
 from rayfed.rounds.engine import cohort_of, rounds
+from rayfed.rounds.evaluation import evaluate, sample
 from rayfed.rounds.own import Tuning, own_rows
 from rayfed.rounds.setup import Setup
 from rayfed.runtime.this_process import ThisProcess
@@ -90,7 +90,7 @@ USES = {
     ("base/seeds.py", "COHORT"): 1,
     ("rounds/client_work.py", "BATCHES"): 1,
     ("rounds/engine.py", "UPDATE"): 1,
-    ("rounds/client_work.py", "MEASURE"): 1,
+    ("rounds/evaluation.py", "MEASURE"): 1,
     ("clients/cohort.py", "AVAILABLE"): 1,
     ("clients/cohort.py", "ANSWER"): 1,
     ("clients/clock.py", "SPEED"): 1,
@@ -100,7 +100,7 @@ USES = {
     ("rounds/engine.py", "TELL"): 1,
     ("clients/cohort.py", "HELD_OUT"): 1,
     ("rounds/own.py", "TUNE"): 2,
-    ("rounds/client_work.py", "EVALUATION"): 2,
+    ("rounds/evaluation.py", "EVALUATION"): 2,
     ("rounds/own.py", "EVALUATION"): 1,
     ("rounds/setup.py", "OPEN"): 1,
 }

@@ -34,7 +34,7 @@ from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, train
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.methods.watch import call
-from rayfed.rounds.client_work import Broadcast, sample
+from rayfed.rounds.evaluation import sample
 from rayfed.rounds.executor import (
     Activations,
     Evaluate,
@@ -45,9 +45,10 @@ from rayfed.rounds.executor import (
     nothing,
     pieces_of,
 )
+from rayfed.rounds.messages import Assignment, Broadcast, ClientReply, Task, TaskReply
 from rayfed.rounds.round import Memory, Round
 from rayfed.rounds.setup import Setup, server_view
-from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, cut, grouped
+from rayfed.rounds.tasks import add_up, cut, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
 from rayfed.tensors.wire import unpack
@@ -260,17 +261,11 @@ def finish(
     """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
     unchanged = replace(
-        last,
+        last.without_results(),
         round=number,
         held=opening.held,
-        evaluation=None,
-        forgetting=None,
-        clients=(),
-        seconds=0.0,
         bytes_down=opening.bytes_down,
-        bytes_up=0,
         notes=cohort.notes,
-        confusions={},
     )
     if not cohort.answered:
         replies.close()
@@ -294,26 +289,40 @@ def finish(
     if "drift" in setup.job.measures(number):
         measured |= drift(setup, executor, last.weights, weights)
 
-    by_client = {client.row.client: client for client in reply.clients}
-    # Tasks have the largest clients first; results name them in the order of the cohort.
-    in_order = [by_client[client] for client in cohort.answered if client in by_client]
-    # A client that trained and gave no memory has none any more.
-    memories = {c: memory for c, memory in last.memories.items() if c not in by_client}
-    for client in reply.clients:
-        if client.memory is not None:
-            memories[client.row.client] = client.memory
-    confusions = {one.row.client: one.confusion for one in in_order if one.confusion is not None}
+    in_order = cohort_order(reply.clients, cohort.answered)
+    confusions = {
+        client.row.client: client.confusion for client in in_order if client.confusion is not None
+    }
     return replace(
         unchanged,
         weights=weights,
         shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=memories,
+        memories=memories_after(last, reply.clients),
         clients=tuple(client.row for client in in_order),
         bytes_up=opening.bytes_surveyed + reply.bytes_up,
         notes={**cohort.notes, **measured},
         confusions=confusions,
     )
+
+
+def cohort_order(replies: Sequence[ClientReply], cohort: Sequence[int]) -> list[ClientReply]:
+    """Return the clients' replies in the order of the cohort: tasks have the largest first."""
+    by_client = {reply.row.client: reply for reply in replies}
+    return [by_client[client] for client in cohort if client in by_client]
+
+
+def memories_after(last: Round, replies: Sequence[ClientReply]) -> dict[int, Memory]:
+    """Return all clients' memories once these have trained.
+
+    A client that trained and gave no memory has none any more.
+    """
+    memories = dict(last.memories)
+    for reply in replies:
+        memories.pop(reply.row.client, None)
+        if reply.memory is not None:
+            memories[reply.row.client] = reply.memory
+    return memories
 
 
 def update(

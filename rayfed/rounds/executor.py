@@ -24,9 +24,9 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 from rayfed.base.errors import ClientFailed, RunFailed
-from rayfed.rounds.client_work import Broadcast
+from rayfed.rounds.messages import Assignment, Broadcast, Task, TaskReply
 from rayfed.rounds.round import Kind, Memory, Round
-from rayfed.rounds.tasks import Assignment, Task, TaskReply, add_up, at_client, task_text
+from rayfed.rounds.tasks import add_up, at_client, task_text
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.wire import Packed, pack
 

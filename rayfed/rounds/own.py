@@ -24,15 +24,10 @@ from rayfed.measures import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.client_work import (
-    Broadcast,
-    RoundContext,
-    descend,
-    evaluate,
-    refuse_diverged,
-    view_of,
-)
+from rayfed.rounds.client_work import RoundContext, descend, refuse_diverged, view_of
+from rayfed.rounds.evaluation import evaluate
 from rayfed.rounds.executor import Executor
+from rayfed.rounds.messages import Broadcast
 from rayfed.rounds.round import Round
 from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import Tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -52,9 +52,8 @@ class Round:
     memories: Mapping[int, Memory]
     # None in a round that is not evaluated, as are all numbers that come from it.
     evaluation: Evaluation | None
-    peak: (
-        np.ndarray
-    )  # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
+    # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
+    peak: np.ndarray
     forgetting: float | None
     clients: tuple[ClientRow, ...] = ()
     seconds: float = 0.0
@@ -66,6 +65,20 @@ class Round:
     confusions: Mapping[int, np.ndarray] = field(default_factory=dict)
     # That the method evaluates in place of `weights`.
     shown: Weights | None = None
+
+    def without_results(self) -> Round:
+        """Return the round without what was found in it: with what the next round needs alone."""
+        return replace(
+            self,
+            evaluation=None,
+            forgetting=None,
+            clients=(),
+            seconds=0.0,
+            bytes_down=0,
+            bytes_up=0,
+            notes={},
+            confusions={},
+        )
 
     @property
     def evaluated(self) -> Weights:

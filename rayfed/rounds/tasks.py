@@ -1,5 +1,4 @@
-"""A round's work in tasks: how a cohort is cut into them, and how the summands of its clients are
-added up.
+"""A round's work in tasks: how a cohort is cut into them, and how their sums are added up.
 
 The clients of a task are served by one worker, one after the other, which adds up their summands in
 that order. The engine adds up the tasks' sums in the order of the tasks. So neither the driver nor
@@ -12,63 +11,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from rayfed.base.errors import BrokenContract, NotSummable, RunFailed, Unlike
 from rayfed.clients.settings import Training
-from rayfed.rounds.client_work import Reply
-from rayfed.rounds.round import Memory
+from rayfed.rounds.messages import ClientReply, Task, TaskGroup, TaskReply
 from rayfed.tensors.sums import OrderedSum
-from rayfed.tensors.trees import Layout
-from rayfed.tensors.wire import Packed, pack, unpack
+from rayfed.tensors.wire import pack, unpack
 
-# Clients
-Task = tuple[int, ...]
-# Whose sums are added before they come to the engine.
-TaskGroup = Sequence[Task]
-
-MOST_TASKS = (
-    # Per round, roughly: the sums of more would fill the driver's link (docs/scale.md).
-    2000
-)
+# Tasks per round, roughly: the sums of more would fill the driver's link (docs/scale.md).
+MOST_TASKS = 2000
 # A task has at most an eighth of the work that is left: at the end, few workers wait for the last.
 TAPER = 8
-# Of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds.
+# The most bytes of a round's sums that the driver gets one by one. A link of 10 Gbit/s takes three
+# seconds for them.
 MOST_BYTES = 2**32
-# Tasks, at most, in a group.
-GROUP = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """A task to train: its clients, and a handle to the memory of each client that has one."""
-
-    clients: Task
-    memories: Mapping[int, Memory]
-
-    @classmethod
-    def of(cls, task: Task, memories: Mapping[int, Memory]) -> Assignment:
-        """Return the task with the memories of its clients out of all memories."""
-        own = {client: memories[client] for client in task if client in memories}
-        return cls(task, own)
-
-
-@dataclass(frozen=True, eq=False)
-class TaskReply:
-    """What comes back from a task, or from several: their clients' summands, added up, and the rest
-    of each reply.
-    """
-
-    # Of the clients, for messages; None where there are none.
-    first: int | None
-    # Of each client's summands.
-    layout: Layout
-    # That the clients sent, all together.
-    bytes_up: int
-    # Slot -> their sum; of a single client, as they are.
-    summands: Packed
-    # In their order; none after a survey.
-    clients: Sequence[Reply] = ()
+# The most tasks in a group.
+LARGEST_GROUP = 16
 
 
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
@@ -81,68 +39,79 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
 
     >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
     [(3,), (0,), (1,), (2,), (4,)]
-    >>> [len(task) for task in cut(dict.fromkeys(range(60), 60), Training(task_images=300))]
+    >>> tasks = cut(dict.fromkeys(range(60), 60), Training(task_images=300))
+    >>> [len(task) for task in tasks]
     [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
-    steps, epochs = training.local_steps, training.local_epochs
-    images = {
-        c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()
-    }
+    images = images_of_training(num_examples, training)
     waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
-    left = sum(images.values())
-    most = max(training.task_images, left / MOST_TASKS)
+    images_left = sum(images.values())
+    largest = max(training.task_images, images_left / MOST_TASKS)
     tasks: list[Task] = []
     while waiting:
         task: list[int] = []
-        room = min(most, left / TAPER)
+        room = min(largest, images_left / TAPER)
         while waiting and (not task or images[waiting[0]] <= room):
             client = waiting.popleft()
             task.append(client)
-            left -= images[client]
+            images_left -= images[client]
             room -= images[client]
         tasks.append(tuple(task))
     return tasks
 
 
+def images_of_training(num_examples: Mapping[int, int], training: Training) -> dict[int, float]:
+    """Return on how many images each client trains in a round, each image as often as it does."""
+    if training.local_steps:
+        return dict.fromkeys(num_examples, training.local_steps * training.batch_size)
+    return {client: count * training.local_epochs for client, count in num_examples.items()}
+
+
 def task_text(task: Task, round: int, *, survey: bool) -> str:
-    """A task in words."""
-    clients = (
-        f"client {task[0]}"
-        if len(task) == 1
-        else f"{len(task)} clients ({', '.join(map(str, task))})"
-    )
+    """Describe a task in words."""
+    if len(task) == 1:
+        clients = f"client {task[0]}"
+    else:
+        clients = f"{len(task)} clients ({', '.join(map(str, task))})"
     return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
 
 
 def grouped(tasks: Sequence[Task], num_bytes: int) -> list[TaskGroup]:
-    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to
-    16 in a row.
+    """Return the tasks of a round in groups, whose sums come to the engine.
 
-    A sum has twice the model's `num_bytes`, as it is in float64. A function of the job, as a task
-    is.
+    Each task is a group, unless all sums together exceed 4 GiB: then up to 16 in a row are one. A
+    sum has twice the model's `num_bytes`, as it is in float64. This is a function of the job, as a
+    task is.
 
     >>> grouped([(3,), (0, 2), (1,)], 4 * 10**6)
     [[(3,)], [(0, 2)], [(1,)]]
     >>> grouped([(3,), (0, 2), (1,)], 4 * 10**9)
     [[(3,), (0, 2), (1,)]]
     """
-    most = GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES else 1
-    count = -(-len(tasks) // most)
-    return [
-        list(tasks[len(tasks) * i // count : len(tasks) * (i + 1) // count]) for i in range(count)
-    ]
+    size = LARGEST_GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES else 1
+    count = -(-len(tasks) // size)
+    groups: list[TaskGroup] = []
+    for number in range(count):
+        start = len(tasks) * number // count
+        stop = len(tasks) * (number + 1) // count
+        groups.append(list(tasks[start:stop]))
+    return groups
 
 
 def add_up(where: str, replies: Iterable[TaskReply]) -> TaskReply:
-    """The replies of several tasks, or groups, as that of one; each is named by its first client
-    where it is odd.
+    """Add up the replies of several tasks, or groups, in their order; the sum is a reply too.
+
+    Where a summand cannot be added, the error names its client, and `where`: the round.
     """
     first: int | None = None
-    total, clients, bytes_up = OrderedSum(), list[Reply](), 0
+    total = OrderedSum()
+    clients: list[ClientReply] = []
+    bytes_up = 0
+    # The next reply is fetched only when this one is added.
     for reply in replies:
-        first = reply.first if first is None else first
+        if first is None:
+            first = reply.first
         with refusing(where, reply.first, first):
-            # The next are fetched only now.
             total.add(unpack(reply.summands, copy=False), reply.layout)
         clients += reply.clients
         bytes_up += reply.bytes_up
@@ -152,7 +121,7 @@ def add_up(where: str, replies: Iterable[TaskReply]) -> TaskReply:
 
 @contextmanager
 def refusing(where: str, client: int | None, first: int | None) -> Iterator[None]:
-    """Raise `RunFailed` with the client where its summand cannot be added to those from `first` on."""
+    """Raise `RunFailed` where the summand of a client cannot be added to those from `first` on."""
     try:
         yield
     except Unlike as error:

@@ -78,10 +78,8 @@ class Gauges:
         self._seconds: list[float] = []
         # Of a client, or a round.
         self._heard = time.monotonic()
-        self._before: np.ndarray | None = (
-            # Class accuracies of the last evaluated round after round 0.
-            None
-        )
+        # Class accuracies of the last evaluated round after round 0.
+        self._before: np.ndarray | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no

@@ -28,14 +28,10 @@ from rayfed.runtime.this_process import ThisProcess
 
 log = logging.getLogger(__name__)
 
-GPU_PART = (
-    # Of a GPU's memory, for all actors on it; CUDA takes some for itself in each process.
-    0.9
-)
-PRETENDED = (
-    # In the environment of a Ray whose GPUs do not exist, as in tests.
-    "RAYFED_PRETENDED_GPUS"
-)
+# Of a GPU's memory, for all actors on it; CUDA takes some for itself in each process.
+GPU_PART = 0.9
+# In the environment of a Ray whose GPUs do not exist, as in tests.
+PRETENDED = "RAYFED_PRETENDED_GPUS"
 # Where it is set, Ray shows a process all GPUs of its node.
 NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 # Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn`

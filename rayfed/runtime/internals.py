@@ -72,14 +72,10 @@ QUIET = {
 for name, level in QUIET.items():
     logging.getLogger(name).setLevel(level)
 
-GUESS = (
-    # Begins a thousand characters of Ray's.
-    "A worker died or was killed while executing a task"
-)
-UV_HOOK = (
-    # Whether workers get the environment of the driver's `uv run`.
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
-)
+# Begins a thousand characters of Ray's.
+GUESS = "A worker died or was killed while executing a task"
+# Whether workers get the environment of the driver's `uv run`.
+UV_HOOK = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 # Like Ray's own connections.
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 

@@ -36,10 +36,8 @@ from rayfed.runtime.tokens import ADVICE, read_token
 
 # Seconds in which a cluster must answer.
 REQUEST_LIMIT = 120.0
-STOP_LIMIT = (
-    # Seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3.
-    60
-)
+# Seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3.
+STOP_LIMIT = 60
 # Seconds from one request about a job to the next.
 POLL = 1.0
 # The metadata that hold the run's name.
@@ -66,10 +64,8 @@ class Submission:
     started: datetime | None = None
     ended: datetime | None = None
     message: str = ""
-    exit_code: int | None = (
-        # Of the command, if it ended; below 0: of the signal that ended it.
-        None
-    )
+    # Of the command, if it ended; below 0: of the signal that ended it.
+    exit_code: int | None = None
 
     @property
     def over(self) -> bool:

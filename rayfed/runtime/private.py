@@ -19,10 +19,8 @@ from typing import TextIO
 from rayfed.base.errors import InputError, Unwritable
 from rayfed.base.files import PASSING
 
-TRUST = (
-    # Set by --trust-this-machine: its other users need not be kept out.
-    "RAYFED_TRUST_THIS_MACHINE"
-)
+# Set by --trust-this-machine: its other users need not be kept out.
+TRUST = "RAYFED_TRUST_THIS_MACHINE"
 # How to start a Ray that only its user can use: with a token, in a folder that only this user can
 # enter. `$(id -u)`, as a container may have no USER. The README, the pages on security and on
 # clusters have the same lines.
@@ -34,16 +32,12 @@ STEPS = (
     "ray start --head --disable-usage-stats",
 )
 RECIPE = "; ".join(STEPS)
-LONGEST = (
-    # Bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107.
-    39
-)
+# Bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107.
+LONGEST = 39
 # Where temporary files lie.
 USUAL = "/tmp"
-NOBODY = (
-    # Owns, as a container sees it, what belongs to users that the container does not have.
-    65534
-)
+# Owns, as a container sees it, what belongs to users that the container does not have.
+NOBODY = 65534
 
 
 def way_in(place: Path) -> Path | None:

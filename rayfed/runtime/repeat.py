@@ -18,7 +18,7 @@ from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
 from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Part, parts_at
-from rayfed.rounds.client_work import Reply
+from rayfed.rounds.messages import ClientReply
 from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of
@@ -81,7 +81,7 @@ def _of_user(kind: type) -> bool:
 Bits = dict[str, Any]
 
 
-def bits_of(reply: Reply) -> Bits:
+def bits_of(reply: ClientReply) -> Bits:
     """The bits of a client's reply."""
     bits: Bits = {"": reply.row.train_loss.hex()}
     for slot in reply.summands.keys() | reply.memory.keys():

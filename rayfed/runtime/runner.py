@@ -16,11 +16,12 @@ from rayfed.base.noted import at
 from rayfed.measures.clients import Seen
 from rayfed.measures.updates import UPDATES
 from rayfed.methods.part import Parts, parts_at
-from rayfed.rounds import client_work
-from rayfed.rounds.client_work import Broadcast, Reply, RoundContext
+from rayfed.rounds import client_work, evaluation
+from rayfed.rounds.client_work import RoundContext
 from rayfed.rounds.executor import Piece
+from rayfed.rounds.messages import Broadcast, ClientReply, Task, TaskReply
 from rayfed.rounds.setup import Setup
-from rayfed.rounds.tasks import Task, TaskReply, name_client, refusing
+from rayfed.rounds.tasks import name_client, refusing
 from rayfed.runtime.hardware import (
     advising,
     keep_freed_memory,
@@ -100,11 +101,11 @@ class Runner:
         context_of = self._contexts(packed)
         users_code = users_own(self.setup, packed.round) if self._repeats else []
         # Of the task.
-        replies: list[Reply] = []
+        replies: list[ClientReply] = []
         # Of the first client.
         first_bits: Bits = {}
 
-        def serve(client: int) -> Reply:
+        def serve(client: int) -> ClientReply:
             watch = self._is_first("train", packed.round)
             memory = packed.read_memory(memories.get(client))
             return client_work.train(context_of(), client, memory, watch=watch)
@@ -186,7 +187,7 @@ class Runner:
             return found
 
     def _look(self, model: nn.Module, piece: Piece, look: str) -> Any:
-        work = client_work.evaluate if look == "evaluation" else client_work.activations
+        work = evaluation.evaluate if look == "evaluation" else evaluation.activations
         return work(self.setup, model, *piece)
 
 

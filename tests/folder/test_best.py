@@ -29,7 +29,7 @@ from rayfed.job import make_job
 from rayfed.measures import metrics
 from rayfed.measures.metrics import Evaluation
 from rayfed.models.registry import build_model
-from rayfed.rounds.client_work import evaluate
+from rayfed.rounds.evaluation import evaluate
 from rayfed.rounds.round import Round
 from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.this_process import ThisProcess

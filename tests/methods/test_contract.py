@@ -22,8 +22,8 @@ from rayfed.methods.part import Method, all_parts, parts_at, trains
 from rayfed.methods.views import Fit
 from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
+from rayfed.rounds.messages import TaskReply
 from rayfed.rounds.round import Round
-from rayfed.rounds.tasks import TaskReply
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Tree, num_bytes

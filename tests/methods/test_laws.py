@@ -19,7 +19,9 @@ from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
-from rayfed.rounds.client_work import Broadcast, RoundContext, evaluate, survey
+from rayfed.rounds.client_work import RoundContext, survey
+from rayfed.rounds.evaluation import evaluate
+from rayfed.rounds.messages import Broadcast
 from rayfed.rounds.setup import server_view
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum

@@ -18,7 +18,7 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.settings import Augment
 from rayfed.methods.checks import of_models, refuse_misplaced
-from rayfed.rounds import client_work
+from rayfed.rounds import evaluation
 from rayfed.tensors.weights import state_of, with_weights
 from rayfed.tensors.wire import unpack
 
@@ -107,7 +107,7 @@ def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make
         kept = own_of(ours)
         for row, other in zip(ours.clients, theirs.clients, strict=True):
             for when, of in (("before", own.get(row.client, weights)), ("after", kept[row.client])):
-                confusion = client_work.evaluate(
+                confusion = evaluation.evaluate(
                     setup, with_weights(setup.model, of).eval(), 0, 30
                 ).confusion
                 assert row.notes[f"local.{when}.accuracy"] == np.trace(confusion) / 30
@@ -204,7 +204,7 @@ def test_measures_show_the_sum_of_the_heads(make_setup, play):
     for row in second.clients:
         head = unpack(first.memories[row.client])["slots"]["personal_head"]
         own = {name: w + head[name] if name in head else w for name, w in first.weights.items()}
-        confusion = client_work.evaluate(
+        confusion = evaluation.evaluate(
             setup, with_weights(setup.model, own).eval(), 0, 30
         ).confusion
         assert row.notes["local.before.accuracy"] == np.trace(confusion) / 30

@@ -12,8 +12,8 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.clients.participation import Participation
 from rayfed.measures import metrics
-from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.engine import cohort_of
+from rayfed.rounds.evaluation import evaluate
 from rayfed.rounds.own import Tuning, own_rows
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of, with_weights

@@ -18,7 +18,7 @@ from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import client_work, engine
+from rayfed.rounds import client_work, engine, evaluation
 from rayfed.rounds.engine import open_round
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
@@ -309,13 +309,13 @@ def test_measures_compare_the_clients_own_models(make_setup, play, plain_sgd):
     _, first, second = play(setup)
     heads, after = own_of(first, "local_head"), own_of(second, "local_head")
     for row in second.clients:
-        before = client_work.evaluate(
+        before = evaluation.evaluate(
             setup, with_weights(setup.model, first.weights | heads[row.client]).eval(), 0, 30
         )
         assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
         its = plain_sgd(setup, row.client, first.weights | heads[row.client], 2)[0]
         assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
-        own = client_work.evaluate(setup, with_weights(setup.model, its).eval(), 0, 30)
+        own = evaluation.evaluate(setup, with_weights(setup.model, its).eval(), 0, 30)
         assert row.notes["local.after.accuracy"] == np.trace(own.confusion) / 30
     assert len({row.notes["local.before.accuracy"] for row in second.clients}) > 1
 

@@ -23,7 +23,7 @@ from rayfed.models.adapt import adapt
 from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
 from rayfed.models.settings import Adapt, Lora
-from rayfed.rounds import client_work
+from rayfed.rounds import evaluation
 from rayfed.rounds.setup import open_setup
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
@@ -445,7 +445,7 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     setup.model.load_state_dict(again)
     saved = load_file(done.path / "checkpoints/round-00002.safetensors")
     assert saved.keys() == state(setup.model).keys() < again.keys()
-    assert client_work.evaluate(setup, setup.model, 0, 50).confusion.sum() == 50
+    assert evaluation.evaluate(setup, setup.model, 0, 50).confusion.sum() == 50
 
 
 @needs("peft", "timm")

@@ -151,7 +151,7 @@ def test_evaluation_gives_advice_too(make_setup, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     workers = ThisProcess(setup := make_setup(fedavg()))
-    monkeypatch.setattr("rayfed.rounds.client_work.evaluate", evaluate)
+    monkeypatch.setattr("rayfed.rounds.evaluation.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         list(workers.map(Evaluate(), [(0, 10)], {"weights": state_of(setup.model)}))
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)

@@ -13,7 +13,8 @@ import torch
 from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
 from rayfed.rounds.executor import AddUp, Train
-from rayfed.rounds.tasks import GROUP, MOST_BYTES, Assignment, add_up, grouped
+from rayfed.rounds.messages import Assignment
+from rayfed.rounds.tasks import LARGEST_GROUP, MOST_BYTES, add_up, grouped
 from rayfed.runtime.items import Answer, Item, ItemState, MapCall, text_of
 from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
@@ -26,7 +27,7 @@ MANY = [[20] * 4, *[[2] * 4] * 12]
 def in_groups(monkeypatch):
     """Groups of at most three tasks, however small the model is."""
     monkeypatch.setattr(tasks, "MOST_BYTES", 0)
-    monkeypatch.setattr(tasks, "GROUP", 3)
+    monkeypatch.setattr(tasks, "LARGEST_GROUP", 3)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_groups_are_tasks_in_a_row_of_much_the_same_number(count):
     groups = grouped(given, MOST_BYTES)
     assert [task for group in groups for task in group] == given
     sizes = [len(group) for group in groups]
-    assert len(groups) == -(-count // GROUP)
+    assert len(groups) == -(-count // LARGEST_GROUP)
     assert max(sizes) - min(sizes) <= 1
     assert grouped(given, MOST_BYTES // (2 * count)) == [[task] for task in given], (
         "what is small goes alone"
