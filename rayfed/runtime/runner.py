@@ -1,9 +1,11 @@
-"""A worker serves clients in packed values: the same work and the same wire on an actor and in this
-process.
+"""Runs clients' work in one process: on an actor, or in the driver itself without Ray.
+
+Values come and go packed, on the same wire in both cases.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,16 +31,9 @@ from rayfed.runtime.hardware import (
     make_cuda_repeatable,
     refuse_tf32,
 )
-from rayfed.runtime.repeat import (
-    Bits,
-    bits_of,
-    refuse_other_bits,
-    refuse_other_numbers,
-    users_caches,
-    users_own,
-)
+from rayfed.runtime.repeat import bits_of, refuse_other_bits, refuse_other_numbers, users_own
 from rayfed.tensors.sums import OrderedSum, checked
-from rayfed.tensors.trees import Tree, num_bytes
+from rayfed.tensors.trees import Layout, Tree, num_bytes
 from rayfed.tensors.weights import in_evaluation, with_weights
 from rayfed.tensors.wire import Packed, pack, unpack
 
@@ -57,163 +52,185 @@ class Runner:
         if device.type == "cuda":
             make_cuda_repeatable()
         if device != setup.device:
-            # The layout that is faster on CPUs is slower on GPUs, in float32.
-            # A user's `to` may return nothing, and take no layout.
-            model = copy.deepcopy(setup.model)
-            model.to(device)
-            nn.Module.to(model, memory_format=torch.contiguous_format)
-            setup = replace(setup, model=model, device=device)
+            setup = replace(setup, model=moved(setup.model, device), device=device)
         self.setup = replace(setup, node=node)
         self.kind = kind_of(device)
-        # The modules of the user's, until their numbers of test images were compared with those of
-        # a second look.
-        self._users_modules = [
-            one for one in users_own(self.setup, 1) if isinstance(one, nn.Module)
-        ]
-        # The parts whose hooks were watched, and for which work.
-        self._watched: list[tuple[str, Parts]] = []
-        self._looks_twice = setup.job.ray.check_repeat
-        # For the clients to train.
+        # The model that clients train in turn.
         self._model: nn.Module | None = None
         # The round -> what measures need of its global model, for all its messages.
         self._seen: dict[int, Seen] = {}
-        # Until the first client of the user's own code was served again.
-        self._repeats = setup.job.ray.check_repeat
+        # The parts whose hooks were watched, and for which work.
+        self._watched: list[tuple[str, Parts]] = []
+        # Whether code of the user's is still to be checked: does it give the same again?
+        self._check_training = setup.job.ray.check_repeat
+        self._check_evaluation = setup.job.ray.check_repeat
+        self._users_modules = [
+            module for module in users_own(self.setup, 1) if isinstance(module, nn.Module)
+        ]
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
-        """For each task its reply, with the sum of its clients' summands before training."""
-        context_of = self._contexts(packed)
-
-        def surveyed(client: int) -> Tree:
-            watch = self._is_first("survey", packed.round)
-            return client_work.survey(context_of(), client, watch=watch)
-
+        """Survey the clients of each task, and yield the sum of what they say."""
+        where = f"round {packed.round} (survey)"
+        shared = self._shared_context(packed)
         for task in tasks:
-            yield _summed(f"round {packed.round} (survey)", task, surveyed)
+            total = TaskSum(where, task)
+            for client in task:
+                with serving(client, where):
+                    context = shared or self._fresh_context(packed)
+                    watch = self._is_first("survey", packed.round)
+                    summands = client_work.survey(context, client, watch=watch)
+                total.add(client, summands)
+            yield total.reply()
 
     def train(
         self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
     ) -> Iterator[TaskReply]:
-        """For each task its reply, with the sum of its clients' summands and each client's new
-        memory.
+        """Train the clients of each task, and yield the sum of what they send.
+
+        The first client is trained again at the end, once in the life of the process, where code of
+        the user's takes part: it must give the same bits.
         """
         where = f"round {packed.round}"
-        context_of = self._contexts(packed)
-        users_code = users_own(self.setup, packed.round) if self._repeats else []
-        # Of the task.
-        replies: list[ClientReply] = []
-        # Of the first client.
-        first_bits: Bits = {}
+        shared = self._shared_context(packed)
+        users_code = users_own(self.setup, packed.round) if self._check_training else []
+        first_bits = None
 
-        def serve(client: int) -> ClientReply:
-            watch = self._is_first("train", packed.round)
-            memory = packed.read_memory(memories.get(client))
-            return client_work.train(context_of(), client, memory, watch=watch)
-
-        def trained(client: int) -> Tree:
-            reply = serve(client)
-            if users_code and not first_bits:
-                first_bits.update(bits_of(reply))
-            replies.append(replace(reply, summands={}, memory=packed.write_memory(reply.memory)))
-            return reply.summands
-
-        def again(client: int) -> Tree:
-            reply = serve(client)
-            refuse_other_bits(f"client {client}, {where}", users_code, first_bits, bits_of(reply))
-            return reply.summands
+        def trained(client: int) -> ClientReply:
+            with serving(client, where):
+                context = shared or self._fresh_context(packed)
+                memory = packed.read_memory(memories.get(client))
+                watch = self._is_first("train", packed.round)
+                return client_work.train(context, client, memory, watch=watch)
 
         for task in tasks:
-            replies.clear()
-            reply = replace(_summed(where, task, trained), clients=list(replies))
-            if users_code and task is tasks[-1]:
-                self._repeats = False
-                _summed(where, tasks[0][:1], again)
-            yield reply
+            total = TaskSum(where, task)
+            replies: list[ClientReply] = []
+            for client in task:
+                reply = trained(client)
+                if users_code and first_bits is None:
+                    first_bits = bits_of(reply)
+                # At once: the next client trains the same model, which the reply may hold.
+                total.add(client, reply.summands)
+                memory = packed.write_memory(reply.memory)
+                replies.append(replace(reply, summands={}, memory=memory))
+            task_reply = total.reply(replies)
+            if first_bits is not None and task is tasks[-1]:
+                self._check_training = False
+                first = tasks[0][0]
+                again = bits_of(trained(first))
+                with serving(first, where):
+                    refuse_other_bits(f"client {first}, {where}", users_code, first_bits, again)
+            yield task_reply
         if self._model is not None:
-            # What comes next has their memory.
+            # The gradients give their memory to what comes next.
             self._model.zero_grad()
 
+    def evaluate(self, weights: Packed, pieces: Sequence[Piece], kind: str) -> list[Any]:
+        """Evaluate the weights on ranges of test images, or see their activations there.
+
+        Each range is by itself: it has the same numbers whichever process gets it.
+        """
+        values = unpack(weights, copy=False)
+        results = []
+        with at(f"the {kind}"), advising():
+            model = in_evaluation(with_weights(self.setup.model, values))
+            for piece in pieces:
+                # A module of the user's may keep something, so each range has a copy of its own.
+                if self._users_modules and piece is not pieces[0]:
+                    model = in_evaluation(with_weights(self.setup.model, values))
+                results.append(self._evaluate_piece(model, piece, kind))
+            if self._users_modules and self._check_evaluation and kind == "evaluation":
+                self._check_evaluation = False
+                model = in_evaluation(with_weights(self.setup.model, values))
+                again = self._evaluate_piece(model, pieces[0], kind)
+                refuse_other_numbers(self._users_modules, results[0], again)
+        return results
+
+    def _evaluate_piece(self, model: nn.Module, piece: Piece, kind: str) -> Any:
+        start, stop = piece
+        if kind == "evaluation":
+            return evaluation.evaluate(self.setup, model, start, stop)
+        return evaluation.activations(self.setup, model, start, stop)
+
     def _is_first(self, work: str, round: int) -> bool:
-        """Whether this worker does such work for the first time with the parts of a round."""
+        """Say whether such work is done for the first time here with the parts of a round."""
         parts = parts_at(self.setup.job.method, round)
-        if any(work == known and parts is before for known, before in self._watched):
-            return False
+        for known, before in self._watched:
+            if work == known and parts is before:
+                return False
         self._watched.append((work, parts))
         return True
 
-    def _contexts(self, packed: Broadcast) -> Callable[[], RoundContext]:
-        """Gives each client its context.
+    def _shared_context(self, packed: Broadcast) -> RoundContext | None:
+        """Return the context that all clients share; None where each must have its own.
 
-        A part or a module of the user's may write to anything there: then each client has a context,
-        and a model, of its own. The parts of this package leave all as it was, as
-        tests/methods/test_contract.py checks.
+        A part or a module of the user's may write to anything that it is given. The parts of this
+        package leave all as it was, as tests/methods/test_contract.py checks.
         """
         if packed.round not in self._seen:
             self._seen.clear()
-        users_code = users_own(self.setup, packed.round)
-        if not users_code:
-            self._model = self._model or copy.deepcopy(self.setup.model)
-            shared = RoundContext(
-                self.setup, packed.map(partial(unpack, copy=False)), self._seen, self._model
-            )
-            return lambda: shared
-        caches = users_caches(users_code)
+        if users_own(self.setup, packed.round):
+            return None
+        if self._model is None:
+            self._model = copy.deepcopy(self.setup.model)
+        broadcast = packed.map(partial(unpack, copy=False))
+        return RoundContext(self.setup, broadcast, self._seen, self._model)
 
-        def fresh() -> RoundContext:
-            for empty in caches:
-                empty()
-            return RoundContext(self.setup, packed.map(unpack), self._seen)
-
-        return fresh
-
-    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: str) -> list[Any]:
-        """What a look at the weights gives for some ranges of test images, each by itself."""
-        values = unpack(weights, copy=False)
-        with at(f"the {look}"), advising():
-            model = in_evaluation(with_weights(self.setup.model, values))
-            found = [self._look(model, piece, look) for piece in pieces[:1]]
-            for piece in pieces[1:]:
-                # A module of the user's may keep something: each piece has a copy, so that it has
-                # the same numbers whichever worker gets it.
-                if self._users_modules:
-                    model = in_evaluation(with_weights(self.setup.model, values))
-                found.append(self._look(model, piece, look))
-            if self._users_modules and self._looks_twice and look == "evaluation":
-                self._looks_twice = False
-                again = self._look(
-                    in_evaluation(with_weights(self.setup.model, values)), pieces[0], look
-                )
-                refuse_other_numbers(self._users_modules, found[0], again)
-            return found
-
-    def _look(self, model: nn.Module, piece: Piece, look: str) -> Any:
-        work = evaluation.evaluate if look == "evaluation" else evaluation.activations
-        return work(self.setup, model, *piece)
+    def _fresh_context(self, packed: Broadcast) -> RoundContext:
+        """Return a context, with a copy of the message and a model, for one client alone."""
+        return RoundContext(self.setup, packed.map(unpack), self._seen)
 
 
-def _summed(where: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
-    """A task's reply: the summands of its clients, checked and added up.
+class TaskSum:
+    """The summands of a task's clients, checked, and added up in the order of the task."""
 
-    A single client's summands stay as they are: in float32, where a sum has twice the bytes. An
-    exception of a client's work gets the client's number, `at_client`.
-    """
-    total, bytes_up = OrderedSum(), 0
-    for client in task:
-        try:
-            with at(f"client {client}, {where}"), advising():
-                summand = work(client)
-        except StopIteration as error:
-            # It would end the generator that this belongs to.
-            raise name_client(
-                RuntimeError("a StopIteration, as of next(...), was not caught"), client
-            ) from error
-        except Exception as error:
-            name_client(error, client)
-            raise
-        with refusing(where, client, task[0]):
-            layout = checked(summand)
-            if len(task) > 1:
-                total.add(summand, layout)
+    def __init__(self, where: str, task: Task) -> None:
+        self._where, self._task = where, task
+        self._total = OrderedSum()
+        self._layout: Layout = {}
+        # Of a single client, whose summands stay as they are: a sum in float64 has twice the bytes.
+        self._only: Tree = None
+        self._bytes_up = 0
+
+    def add(self, client: int, summands: Tree) -> None:
+        """Add the summands of the next client. Raises `RunFailed` where that is not possible."""
+        with refusing(self._where, client, self._task[0]):
+            self._layout = checked(summands)
+            if len(self._task) > 1:
+                self._total.add(summands, self._layout)
+            else:
+                self._only = pack(summands)
         # A measure is sent by no real client.
-        bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))
-    return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
+        self._bytes_up += num_bytes(summands) - num_bytes(summands.get(UPDATES))
+
+    def reply(self, clients: Sequence[ClientReply] = ()) -> TaskReply:
+        """Return the task's reply: the sum, and the rest of the clients' replies."""
+        summands = self._total.packed() if len(self._task) > 1 else self._only
+        return TaskReply(self._task[0], self._layout, self._bytes_up, summands, clients)
+
+
+@contextmanager
+def serving(client: int, where: str) -> Iterator[None]:
+    """Name the client in an exception of its work: the attribute `at_client`."""
+    try:
+        with at(f"client {client}, {where}"), advising():
+            yield
+    except StopIteration as error:
+        # It would end the generator that this belongs to.
+        missed = RuntimeError("a StopIteration, as of next(...), was not caught")
+        raise name_client(missed, client) from error
+    except Exception as error:
+        name_client(error, client)
+        raise
+
+
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a model on another device, in the layout that is faster there.
+
+    The layout that is faster on CPUs is slower on GPUs, in float32.
+    """
+    model = copy.deepcopy(model)
+    # A user's `to` may return nothing, and take no layout.
+    model.to(device)
+    nn.Module.to(model, memory_format=torch.contiguous_format)
+    return model

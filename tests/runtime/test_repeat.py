@@ -2,7 +2,6 @@
 run is resumed.
 """
 
-import functools
 import os
 from dataclasses import dataclass, replace
 
@@ -43,23 +42,8 @@ class Keeps(Part):
     slot = "keeps"
     seen = 0
 
-    @staticmethod
-    @functools.lru_cache
-    def by_client_alone(client):
-        return sum_of_head(client)
-
-    @classmethod
-    @functools.lru_cache
-    def by_client(cls, client):
-        return sum_of_head(client)
-
-    @functools.cached_property
-    def first_sum(self):
-        return sum_of_head("now")
-
     def begin(self, client):
-        KNOWN["now"] = client
-        return self.first_sum if self.what == "cached property" else KEEPS[self.what](client)
+        return KEEPS[self.what](client)
 
     def loss(self, batch, factor):
         return torch.square(batch.logits).mean() * batch.logits.square().mean() * factor
@@ -89,30 +73,11 @@ KEEPS = {
     "attribute": attribute,
     "generator": lambda _: float(torch.rand((), generator=GENERATOR)),
     "patch": lambda _: 1,
-    "cache": lambda client: cached(by_client, client),
-    "cache of a method": lambda client: cached(Keeps.by_client, client),
-    "cache of a static method": lambda client: cached(Keeps.by_client_alone, client),
-    "cached property": None,
     "environment": number,
     "hook": lambda _: 1,
     "mode": lambda _: 1,
 }
 REFUSED = ["global", "attribute", "generator", "patch"]
-KNOWN = {}
-
-
-def sum_of_head(client):
-    return float(KNOWN[client].weights["head.weight"].sum())
-
-
-@functools.lru_cache
-def by_client(client):
-    return sum_of_head(client)
-
-
-def cached(of_client, view):
-    KNOWN[view.id] = view
-    return of_client(view.id)
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +90,7 @@ def as_before(monkeypatch):
 def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(
     make_setup, bits, what
 ):
-    keeps = Keeps(what)
-    setup = make_setup(compose(fedavg(), keeps))
+    setup = make_setup(compose(fedavg(), Keeps(what)))
     come = rounds(setup, ThisProcess(setup))
     initial = next(come)
     if what in REFUSED:
@@ -137,10 +101,6 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
         assert refused.value.client is not None and refused.value.exit_code == 1
         return
     whole = [initial, *come]
-    for function in (by_client, Keeps.by_client.__func__, Keeps.by_client_alone):
-        # As a new process has it.
-        function.cache_clear()
-    vars(keeps).pop("first_sum", None)
     again = [*rounds(setup, ThisProcess(setup), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
 
