@@ -1,7 +1,8 @@
 """The documentation as a site: `make docs` builds it from the repository's Markdown, as it is.
 
-The sources are the pages that a code host shows too: links between them stay, links to other files of the repository
-become pages with the file's text, and the tables of a hub (docs/README.md, ...) are the site's navigation.
+The sources are the pages that a code host shows too: links between them stay, links to other files
+of the repository become pages with the file's text, and the tables of a hub (docs/README.md, ...)
+are the site's navigation.
 """
 
 import csv
@@ -55,8 +56,10 @@ templates_path = ["_templates"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # notebooks carry their outputs; tests run them
-default_role = "literal"  # docstrings have one backtick, as Markdown
+# Notebooks carry their outputs; tests run them.
+nb_execution_mode = "off"
+# Docstrings have one backtick, as Markdown.
+default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
@@ -65,7 +68,7 @@ autodoc_class_signature = "mixed"
 toc_object_entries_show_parents = "hide"
 
 
-# Navigation ----------------------------------------------------------------------------------------------------------
+# Navigation ---------------------------------------------------------------------------------------
 
 
 def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -84,7 +87,7 @@ def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
 
 
-# Files of the repository that are no pages ---------------------------------------------------------------------------
+# Files of the repository that are no pages --------------------------------------------------------
 
 
 def page_of(path: Path) -> str:
@@ -92,7 +95,9 @@ def page_of(path: Path) -> str:
 
 
 def link_files(app: Sphinx, document: nodes.document) -> None:
-    """Links to files and folders of the repository lead to pages that show them; pictures stay as they are."""
+    """Links to files and folders of the repository lead to pages that show them; pictures stay
+    as they are.
+    """
     for link in [
         *document.findall(addnodes.download_reference),
         *document.findall(addnodes.pending_xref),
@@ -149,11 +154,13 @@ def table_of(path: Path) -> str:
     return f'<div class="table-wrapper">{table}</div>'
 
 
-# Docstrings ----------------------------------------------------------------------------------------------------------
+# Docstrings ---------------------------------------------------------------------------------------
 
 
 def fields_of(thing: Any) -> list[str]:
-    """A line for each field of a dataclass or parameter of a recipe: its default, and the sentence or comment on it."""
+    """A line for each field of a dataclass or parameter of a recipe: its default, and the
+    sentence or comment on it.
+    """
     from rayfed.base.values import Checked, sentence
     from rayfed.methods import RECIPES
     from rayfed.methods.registry import parameters
@@ -189,10 +196,11 @@ def fields_of(thing: Any) -> list[str]:
 def plain_signature(
     app: Sphinx, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str
 ) -> Any:
-    """Of classes and recipes without types: their fields come with sentences, and annotations hold these too."""
-    ours = str(getattr(thing, "__module__", "")).startswith(
-        "rayfed."
-    )  # what a module imports comes here too
+    """Of classes and recipes without types: their fields come with sentences, and annotations
+    hold these too.
+    """
+    # What a module imports comes here too.
+    ours = str(getattr(thing, "__module__", "")).startswith("rayfed.")
     if (
         not signature
         or not ours
@@ -211,7 +219,8 @@ def mend_docstring(
 ) -> None:
     """Indented paragraphs are code, and the fields of a dataclass come after its docstring."""
     mended: list[str] = []
-    last = ""  # the last line that is not empty
+    # The last line that is not empty.
+    last = ""
     for line in lines:
         if (
             line.startswith("    ")
@@ -227,7 +236,7 @@ def mend_docstring(
         lines += ["", *fields, ""]
 
 
-# What the command prints ---------------------------------------------------------------------------------------------
+# What the command prints --------------------------------------------------------------------------
 
 
 class Keys(Directive):
@@ -289,14 +298,18 @@ class Helped(Directive):
         return sections
 
 
-# Formulas ------------------------------------------------------------------------------------------------------------
+# Formulas -----------------------------------------------------------------------------------------
 
-NORMS = (r"\lVert", r"\rVert", r"\Big\Vert", r"\Vert")  # ziamath draws r"\|" in the right height
-ziamath.config.svg2 = False  # without ids, which would be on a page twice
+# Ziamath draws r"\|" in the right height.
+NORMS = (r"\lVert", r"\rVert", r"\Big\Vert", r"\Vert")
+# Without ids, which would be on a page twice.
+ziamath.config.svg2 = False
 
 
 def visit_math(self: SphinxTranslator, node: nodes.Element) -> None:
-    """A formula as a drawing in the page: it needs no script and no font, and has the text's colour."""
+    """A formula as a drawing in the page: it needs no script and no font, and has the text's
+    colour.
+    """
     block, source = isinstance(node, nodes.math_block), " ".join(node.astext().split())
     plain = source
     for norm in NORMS:
@@ -318,9 +331,8 @@ def setup(app: Sphinx) -> None:
     app.add_directive("commands", Helped)
     app.connect("builder-inited", lambda app: setattr(app.env, "rayfed_files", set()))
     app.connect("source-read", navigation_of)
-    app.connect(
-        "doctree-read", link_files, priority=100
-    )  # before links to files are taken for downloads
+    # Before links to files are taken for downloads.
+    app.connect("doctree-read", link_files, priority=100)
     app.connect("html-collect-pages", file_pages)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-process-docstring", mend_docstring)

@@ -138,7 +138,9 @@ def kill_actor(cluster, chance):
 
 
 def below(pid, pattern):
-    """Processes that a process, or one of those below it, has started, and whose command matches."""
+    """Processes that a process, or one of those below it, has started, and whose command
+    matches.
+    """
     listed = subprocess.run(
         ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True
     ).stdout

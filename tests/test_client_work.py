@@ -456,7 +456,9 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
 
 
 def tf32_as_set():
-    """By torch's newer switches, which it has since 2.9, by its older switches, and for products."""
+    """By torch's newer switches, which it has since 2.9, by its older switches, and for
+    products.
+    """
     backends = torch.backends
     of = {"tf32" if backends.cudnn.allow_tf32 else "ieee"}
     if HAS_PRECISIONS:

@@ -195,7 +195,7 @@ def test_no_message_names_a_page_which_only_a_clone_has():
 
 
 # Commands
-# ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def commands():
@@ -220,7 +220,9 @@ def commands():
 
 @pytest.mark.parametrize("page", [README, DOCS / "security.md", DOCS / "cluster.md"], ids=str)
 def test_each_place_that_starts_a_ray_starts_one_that_only_its_user_can_use(page):
-    """A reader types what the first page shows: without a token, that would be a Ray for everyone."""
+    """A reader types what the first page shows: without a token, that would be a Ray for
+    everyone.
+    """
     lines = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", page.read_text(), re.MULTILINE)
     first = lines.index(STEPS[0])
     assert tuple(lines[first : first + len(STEPS)]) == STEPS
@@ -270,7 +272,7 @@ def test_the_clients_of_replay_examples_were_in_those_rounds():
 
 
 # Lists
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():

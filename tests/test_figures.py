@@ -1,4 +1,6 @@
-"""The papers' figures: their numbers are those of the tables, names stay text, and what is missing is refused."""
+"""The papers' figures: their numbers are those of the tables, names stay text, and what is
+missing is refused.
+"""
 
 import csv
 import json
@@ -244,7 +246,9 @@ def test_the_caption_of_bars_names_the_measured_rounds_that_have_none(runs, monk
 
 
 def test_the_distance_of_distributions_is_that_of_the_model_which_the_client_was_sent(runs):
-    """FedNTD's A_G is the global model's; the partition and the class accuracies of the round before give it."""
+    """FedNTD's A_G is the global model's; the partition and the class accuracies of the round
+    before give it.
+    """
     run, (_, group) = runs[0], next(iter(apart(runs[:1]).items()))
     found = drifts(group)
     partition = read_table(run.folder, "partition").to_pylist()
@@ -299,7 +303,9 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
 
 
 def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
-    """A line for each method, from the even partition to the uneven one, also of a run that lacks the measures."""
+    """A line for each method, from the even partition to the uneven one, also of a run that
+    lacks the measures.
+    """
     assert runs[0].unevenness == pytest.approx(runs[0].environment["unevenness"])
     cells = {
         "client": np.arange(6),

@@ -207,7 +207,9 @@ class Second(Draws):
 
 
 class Watched(nn.Module):
-    """A linear layer that draws in training, as Dropout does, and writes down which images it sees."""
+    """A linear layer that draws in training, as Dropout does, and writes down which images it
+    sees.
+    """
 
     def __init__(self):
         super().__init__()
@@ -228,7 +230,9 @@ def keep_steps(names, round, client):
 
 
 def alike(make_federation):
-    """Four clients with the same twelve images; the value of all pixels of an image is its number."""
+    """Four clients with the same twelve images; the value of all pixels of an image is its
+    number.
+    """
     federation = make_federation([[3, 3, 3, 3]] * len(CLIENTS))
     for client in CLIENTS:
         numbers = np.arange(12, dtype=np.uint8)

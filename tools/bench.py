@@ -363,7 +363,9 @@ class Flat:
 
 
 def pooled_first(model: Any) -> nn.Module:
-    """A copy in which max-pooling comes before ReLU: the same function, and a quarter of the ReLUs."""
+    """A copy in which max-pooling comes before ReLU: the same function, and a quarter of the
+    ReLUs.
+    """
     copied = copy.deepcopy(model)
     layers = list(copied.features)
     for i, (first, second) in enumerate(pairwise(layers)):

@@ -56,7 +56,7 @@ Rows = list[dict[str, Any]]
 
 
 # From runs
-# ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
@@ -105,7 +105,7 @@ def read(file: Path) -> dict[str, Rows]:
 
 
 # The page
-# -------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -300,7 +300,9 @@ def speed(rounds: dict[str, Rows]) -> str:
 
 
 def draw(rounds: dict[str, Rows], file: Path) -> None:
-    """Accuracy above and forgetting below, by round: each round thin, the mean of ten rounds thick."""
+    """Accuracy above and forgetting below, by round: each round thin, the mean of ten rounds
+    thick.
+    """
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
     for place, column, label in zip(

@@ -306,7 +306,7 @@ def diverged(run: Run) -> bool:
 
 
 # Tests
-# ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def sign_flip(differences: Sequence[float]) -> float:
@@ -514,7 +514,9 @@ def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
 
 
 def write_page() -> None:
-    """The tables and the figure of the partitions of which all draws are recorded, into the page."""
+    """The tables and the figure of the partitions of which all draws are recorded, into the
+    page.
+    """
     numbers, rounds = (
         {setting: defaultdict[str, dict[int, float]](dict) for setting in SETTINGS}
         for _ in range(2)
@@ -545,7 +547,7 @@ def write_page() -> None:
 
 
 # Files
-# ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def read(file: Path) -> list[list[str]]:

@@ -37,7 +37,9 @@ SETTINGS = {
 
 
 class Watch(Observer):
-    """Looks at the memory every 20 rounds, in MiB: driver, actors together, objects in the store."""
+    """Looks at the memory every 20 rounds, in MiB: driver, actors together, objects in the
+    store.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, float, float, float]] = []

@@ -2,8 +2,9 @@
 
 A script, a notebook or a module at its import may have changed torch's settings, and a hook may do
 so in a run. Then the results would depend on who has called rayfed, or on which worker served which
-client. So each setting that can change a bit has its usual value while a run computes: the value
-that it has in a new process, such as that of `rayfed run`. It has its own value again afterwards.
+client. So the settings that scripts change, and that can change a bit, have their usual values
+while a run computes: those of a new process, such as that of `rayfed run`. Afterwards they have
+their own values again.
 
 None of these settings is a choice of the experiment. What an experiment chooses is in its job:
 `train.precision` (bf16 and TF32), `ray.num_cpus` (threads). A model that wants another dtype
@@ -17,14 +18,13 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules import module as of_modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
@@ -90,30 +90,8 @@ def _attribute(owner: Any, name: str, usual: Any, on_gpu: Any = KEPT) -> Setting
     )
 
 
-def _newer() -> list[Setting]:
-    """Settings that older versions of torch do not have."""
-    products, one_dnn = torch.backends.cuda.matmul, torch.backends.mkldnn
-    found = [_attention(kind) for kind in ("flash", "mem_efficient", "math", "cudnn")]
-    for owner, name, usual in (
-        (products, "allow_fp16_reduced_precision_reduction", True),
-        (products, "allow_bf16_reduced_precision_reduction", True),
-        (products, "allow_fp16_accumulation", False),
-        (one_dnn, "deterministic", False),
-    ):
-        try:
-            getattr(owner, name)
-        except AttributeError:
-            continue
-        found.append(_attribute(owner, name, usual))
-    if hasattr(torch._C, "_get_nnpack_enabled"):
-        found.append(
-            Setting("NNPACK", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True)
-        )
-    return found
-
-
 def _flushes_denormals() -> bool:
-    # torch does not tell; the setting is the thread's, so it holds for Python's floats too
+    # torch does not tell. The setting is the thread's, so it holds for Python's floats too.
     return TINY / 2 == 0.0
 
 
@@ -125,15 +103,13 @@ def _determinism() -> tuple[bool, bool]:
 
 
 def _set_determinism(value: tuple[bool, bool]) -> None:
-    # torch's function imports its compiler: 80 MB and two seconds in each process
+    # torch's function imports its compiler: 80 MB and two seconds in each process.
     if value != _determinism():
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _rounding() -> Rounding:
-    """The older switches are None where torch refuses to tell, as the newer ones disagree with
-    them.
-    """
+    """Return the switches; older ones are None where torch says that newer ones disagree."""
     try:
         of_products: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -156,21 +132,13 @@ def _set_rounding(value: Rounding) -> None:
         torch._C._set_fp32_precision_setter(library, operation, precision)
 
 
-def _autocast(device: str, dtype: torch.dtype) -> list[Setting]:
-    return [
-        Setting(
-            f"autocast on {device}",
-            lambda: torch.is_autocast_enabled(device),
-            lambda on: torch.set_autocast_enabled(device, on),
-            usual=False,
-        ),
-        Setting(
-            f"dtype of autocast on {device}",
-            lambda: torch.get_autocast_dtype(device),
-            lambda value: torch.set_autocast_dtype(device, value),
-            usual=dtype,
-        ),
-    ]
+def _autocast(device: str) -> Setting:
+    return Setting(
+        f"autocast on {device}",
+        lambda: torch.is_autocast_enabled(device),
+        lambda is_on: torch.set_autocast_enabled(device, is_on),
+        usual=False,
+    )
 
 
 def _autocast_depth() -> int:
@@ -179,9 +147,8 @@ def _autocast_depth() -> int:
 
 
 def _set_autocast_depth(value: int) -> None:
-    """Within a context of autocast, torch keeps weights that it has cast, also those that have
-    changed since.
-    """
+    # Within a context of autocast, torch keeps weights that it has cast, also those that have
+    # changed since.
     torch.clear_autocast_cache()
     while _autocast_depth() > value:
         torch.autocast_decrement_nesting()
@@ -189,41 +156,19 @@ def _set_autocast_depth(value: int) -> None:
         torch.autocast_increment_nesting()
 
 
-def _attention(kind: str) -> Setting:
-    of_cuda = torch.backends.cuda
-    return Setting(
-        f"attention by {kind}",
-        getattr(of_cuda, f"{kind}_sdp_enabled"),
-        getattr(of_cuda, f"enable_{kind}_sdp"),
-        usual=True,
-    )
-
-
-def _contents(table: MutableMapping[Any, Any], name: str, usual: Any = KEPT) -> Setting:
-    def write(before: dict[Any, Any]) -> None:
-        if dict(table) != before:
-            for key in table.keys() - before.keys():
-                del table[key]
-            table.update(before)
-
-    return Setting(name, lambda: dict(table), write, usual)
-
-
-def _depth(name: str, stack: Callable[[], list[Any]]) -> Setting:
-    def write(before: int) -> None:
-        for mode in reversed(stack()[before:]):
-            mode.__exit__(None, None, None)
-
-    return Setting(name, lambda: len(stack()), write)
+def _set_environment(before: dict[str, str]) -> None:
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
-ENVIRONMENT = _contents(os.environ, "environment")
+ENVIRONMENT = Setting("environment", lambda: dict(os.environ), _set_environment)
 
-# The order counts: the default device is a mode below all others.
+# Those that scripts, and code of users', change in practice.
 SETTINGS: tuple[Setting, ...] = (
     Setting("threads", torch.get_num_threads, torch.set_num_threads),
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
@@ -236,49 +181,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled, True),
     Setting("float32", _rounding, _set_rounding, USUAL_ROUNDING, ROUNDING_ON_GPU),
     Setting("determinism", _determinism, _set_determinism, (False, False), (True, False)),
-    _attribute(torch.utils.deterministic, "fill_uninitialized_memory", True, False),
-    _attribute(torch.backends.cudnn, "enabled", True),
     _attribute(torch.backends.cudnn, "benchmark", False),
     _attribute(torch.backends.cudnn, "deterministic", False),
-    _attribute(torch.backends.mkldnn, "enabled", True),
-    *_newer(),
-    Setting(
-        "the fast path of transformers",
-        torch.backends.mha.get_fastpath_enabled,
-        torch.backends.mha.set_fastpath_enabled,
-        True,
-    ),
-    *_autocast("cpu", torch.bfloat16),
-    *_autocast("cuda", torch.float16),
-    Setting(
-        "autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True
-    ),
+    _autocast("cpu"),
+    _autocast("cuda"),
     Setting("depth of autocast", _autocast_depth, _set_autocast_depth, 0),
-    Setting(
-        "anomaly mode",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.set_anomaly_enabled(*value),
-        (False, True),
-    ),
     Setting("denormal numbers", _flushes_denormals, torch.set_flush_denormal, False),
     Setting("Python's generator", random.getstate, random.setstate),
     Setting("NumPy's generator", np.random.get_state, np.random.set_state),
-    Setting(
-        "NumPy's errors",
-        np.geterr,
-        lambda found: np.seterr(**found),
-        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
-    ),
-    Setting("NumPy's buffer", np.getbufsize, np.setbufsize, 8192),
     ENVIRONMENT,
-    *(
-        _contents(hooks, name, {})
-        for name, hooks in vars(of_modules).items()
-        if name.startswith("_global") and "hooks" in name
-    ),
-    _attribute(of_modules, "_global_is_full_backward_hook", None),
-    _depth("function modes", _get_current_function_mode_stack),
-    _depth("dispatch modes", _get_current_dispatch_mode_stack),
 )
 
 
@@ -301,8 +212,7 @@ _holding_thread: int | None = None
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Compute as in a process of its own: with torch's usual settings, and with no other run at the
-    same time.
+    """Compute as in a process of its own: with usual settings, and no other run at the same time.
 
     Generators and most settings belong to the process. So where another thread's run is under way,
     this one waits for its end, and says so. Raises `InputError` where this thread itself is in a
@@ -334,8 +244,9 @@ def alone(name: str) -> Iterator[None]:
 
 @contextmanager
 def _usual() -> Iterator[None]:
-    """Usual settings for the context, and no modes; at the end everything is as before, except the
-    environment.
+    """Give the settings their usual values for the context, and leave all modes.
+
+    At the end everything is as before, except the environment.
     """
     with ExitStack() as stack:
         # Gradients cannot be computed in inference mode, whatever the setting of gradients is.
@@ -353,7 +264,7 @@ def _usual() -> Iterator[None]:
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    """Without the modes that are in force in this thread, such as `with torch.device("cuda")`."""
+    """Leave the modes that are in force in this thread, such as `with torch.device("cuda")`."""
     device_mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     function_modes = [
         mode for mode in _get_current_function_mode_stack() if mode is not device_mode
@@ -374,8 +285,9 @@ def _without_modes() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads, afterwards with the number before: it can change the last bits
-    of a sum.
+    """Compute with `count` threads, which can change the last bits of a sum.
+
+    Afterwards the number is the one before.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -386,7 +298,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def set_tf32(on: bool) -> None:
-    """Whether CUDA may round the factors of float32 products to TF32, which keeps 10 bits of 23.
+    """Let CUDA round the factors of float32 products to TF32, which keeps 10 bits of 23, or not.
 
     torch has two sets of switches for it: the newer overrules the older, but raises an error where
     they disagree. torch 2.7 and 2.8 has only the older set.
@@ -402,7 +314,7 @@ def set_tf32(on: bool) -> None:
 
 @contextmanager
 def in_tf32(on: bool) -> Iterator[None]:
-    """Within the context, TF32 is on, if it is asked for; afterwards it is off."""
+    """Switch TF32 on for the context, if it is asked for, and off afterwards."""
     if on:
         set_tf32(True)
     try:
@@ -418,7 +330,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
     # By a list: from one number NumPy's generator would give the stream of torch's, as both are
     # Mersenne Twisters.
     np.random.seed([1, seed % 2**32, seed >> 32])
-    # torch.manual_seed takes a millisecond: it asks every kind of device
+    # torch.manual_seed takes a millisecond: it asks every kind of device.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -427,8 +339,6 @@ def seed_generators(seed: int, device: torch.device) -> None:
 @contextmanager
 def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
     """Seed the generators and give each setting its usual value; restore all of them at the end.
-
-    So are restored torch's hooks and modes, and the environment.
 
     With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long
     for them, and the gradients of a client with few classes are soon so small. torch sets that for

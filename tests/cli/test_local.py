@@ -70,7 +70,9 @@ def test_the_process_of_a_run_is_asked_to_stop_and_waited_for(bg, holder, rayfed
     ],
 )
 def test_no_other_process_is_stopped(bg, holder, rayfed, words, says):
-    """A number in a file may be that of another process by now, or of a process on another machine."""
+    """A number in a file may be that of another process by now, or of a process on another
+    machine.
+    """
     with subprocess.Popen(["sleep", "60"]) as other:
         names = {"other": other.pid, "holder": holder.pid, "here": platform.node()}
         with (bg / ".lock").open("r+") as lock:

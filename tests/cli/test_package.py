@@ -258,7 +258,7 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
 
 
 # Secrets
-# -------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 NAMES = """
 ID_RSA id_rsa id_dsa id_ecdsa id_ed25519.old id_rsa.bak my_id_rsa.txt deploy_rsa ssh_host_rsa_key server.pem
@@ -324,7 +324,7 @@ def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, clust
 
 
 # A submission
-# --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def submit(cluster, rayfed, *words):
@@ -474,7 +474,7 @@ def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(
 
 
 # Paths in jobs
-# -------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def job(**given):

@@ -1,4 +1,6 @@
-"""A client's optimizer is torch's, to the same bits, with a state that begins anew in each round."""
+"""A client's optimizer is torch's, to the same bits, with a state that begins anew in each
+round.
+"""
 
 import math
 from dataclasses import dataclass
@@ -64,7 +66,9 @@ def test_a_step_is_torchs_bit_for_bit(name, momentum, decay):
 
 
 def test_the_first_step_of_adam_by_hand():
-    """Its moments are then the gradient and its square, so each weight moves by the learning rate."""
+    """Its moments are then the gradient and its square, so each weight moves by the learning
+    rate.
+    """
     for name, decayed in (("adam", 3.0), ("adamw", 3.0 * (1 - 0.5 * 0.25))):
         w = torch.tensor([3.0], requires_grad=True)
         stepper({"w": w}, Training(lr=0.5, optimizer=name, weight_decay=0.25), 1)((2 * w).sum())

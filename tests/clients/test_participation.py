@@ -1,4 +1,6 @@
-"""Who is chosen for a round and who answers: laws, frequencies, cases by hand, and what is refused."""
+"""Who is chosen for a round and who answers: laws, frequencies, cases by hand, and what is
+refused.
+"""
 
 import logging
 import sys

@@ -106,7 +106,9 @@ def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(
 
 
 def test_read_only_arrays_are_saved(make_setup, play, tmp_path):
-    """Arrays from Ray's store are read-only; torch would warn, and in tests a warning is an error."""
+    """Arrays from Ray's store are read-only; torch would warn, and in tests a warning is an
+    error.
+    """
     setup = make_setup(fedavg())
     played = play(setup)
     for round in played:
@@ -166,7 +168,9 @@ class Dies(Exception):
 
 @contextmanager
 def mortal(changes):
-    """Die before the n-th change of a folder, like a killed process: nothing is changed any more."""
+    """Die before the n-th change of a folder, like a killed process: nothing is changed any
+    more.
+    """
     write, delete, left = Folder.write, Folder.delete, changes
 
     def step():

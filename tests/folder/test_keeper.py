@@ -1,4 +1,6 @@
-"""The folder of a run: its files, what happens when the run ends early, and what is never touched."""
+"""The folder of a run: its files, what happens when the run ends early, and what is never
+touched.
+"""
 
 import importlib.metadata
 import json
@@ -412,7 +414,7 @@ def test_only_one_process_at_a_time_can_write(setup):
 
 
 # Through `rayfed.run`
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ def test_a_run_on_a_file_system_without_locks_goes_on_with_one_warning(
 
 @pytest.fixture(params=["local", "elsewhere"])
 def shared(request, tmp_path, monkeypatch, tables):
-    """A place of checkpoints for all runs: a local folder, or on a file system that has no locks."""
+    """A place of checkpoints for all runs: a local folder, or on a file system that has no
+    locks.
+    """
     if request.param == "elsewhere":
         files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
         monkeypatch.setattr(storage, "locate", in_memory(files))

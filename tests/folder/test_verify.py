@@ -73,7 +73,9 @@ def flip(file, place=-1):
 
 
 def seal(path, round):
-    """Let a checkpoint name the hashes of its files as they are now: a change that is no accident."""
+    """Let a checkpoint name the hashes of its files as they are now: a change that is no
+    accident.
+    """
     file = path / f"checkpoints/round-{round:05d}.json"
     manifest = json.loads(file.read_text())["checkpoint"]
     for name in manifest["files"]:
@@ -90,7 +92,7 @@ def elsewhere(path):
 
 
 # What is good
-# --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_runs_folder_passes_and_stays_as_it_is(run):
@@ -151,7 +153,7 @@ def test_a_run_on_ray_passes(run):
 
 
 # What is wrong
-# -------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -430,7 +432,7 @@ def test_what_is_no_run_is_bad_input(tmp_path):
 
 
 # Other hardware, and records
-# -----------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def test_on_other_hardware_numbers_may_differ_by_a_little(run):

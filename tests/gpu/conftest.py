@@ -115,7 +115,9 @@ def train():
 
 @pytest.fixture
 def begin():
-    """Begin work of child.py in a process of its own; gives a function that waits for its answer."""
+    """Begin work of child.py in a process of its own; gives a function that waits for its
+    answer.
+    """
 
     def begin(what, table, environment=(), **given):
         words = [sys.executable, CHILD, json.dumps({"what": what, "table": table, **given})]

@@ -104,7 +104,9 @@ def test_other_processes_have_the_same_bits_alone_and_side_by_side(model, make_t
 
 @pytest.mark.parametrize("part", [1.02, 0.8, 0.6])
 def test_too_little_memory_is_an_error_and_never_other_bits(part, card, make_table, begin):
-    """cuDNN may have a slower way for when its workspace does not fit, which would round otherwise."""
+    """cuDNN may have a slower way for when its workspace does not fit, which would round
+    otherwise.
+    """
     table = make_table("fedntd", "resnet10")
     free = begin("train", table)()
     cap = part * free["peak"] / torch.cuda.get_device_properties(card).total_memory

@@ -218,7 +218,9 @@ def states_after_training(setup, last):
 
 
 def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_setup, play):
-    """With BatchNorm, whose statistics are no parameters, and tasks of one and of several clients."""
+    """With BatchNorm, whose statistics are no parameters, and tasks of one and of several
+    clients.
+    """
     setup = make_setup(fedavg(), norm=True)
     last, *others = play(with_measures(setup))
     for round in others:
@@ -244,7 +246,9 @@ def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_setup,
 
 
 def preferred(setup, weights, layer):
-    """The class on which each neuron is largest on average, computed without hooks, image by image."""
+    """The class on which each neuron is largest on average, computed without hooks, image by
+    image.
+    """
     model = with_weights(setup.model, weights).eval()
     data = setup.federation
     found = [[] for _ in data.train.classes]

@@ -138,7 +138,9 @@ def test_held_out_clients_never_train_and_the_others_are_the_population(make_set
 
 
 def test_a_federation_without_an_average_is_each_client_alone(make_setup, play):
-    """A client that is alone in its federation has the same bits: nothing of the others reaches it."""
+    """A client that is alone in its federation has the same bits: nothing of the others reaches
+    it.
+    """
     setup = make_setup(m.local(), clients_per_round=6, num_rounds=3)
     rounds = play(setup)
     assert all(torch.equal(rounds[-1].weights[name], w) for name, w in rounds[0].weights.items())

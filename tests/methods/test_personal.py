@@ -53,7 +53,9 @@ def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
     ("method", "slot", "names"), [(m.fedbn, "local_norm", NORM), (m.fedper, "local_head", HEAD)]
 )
 def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, make_setup, play):
-    """Bit for bit: what the others would average away is the only difference between the methods."""
+    """Bit for bit: what the others would average away is the only difference between the
+    methods.
+    """
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "norm": True}
     for ours, fedavg in zip(
         play(make_setup(method(), **alone))[1:],
@@ -303,7 +305,9 @@ def test_a_head_and_a_body_that_take_turns_must_both_train():
 
 
 def test_measures_compare_the_clients_own_models(make_setup, play, plain_sgd):
-    """`local.before` of a client that returns is of the round's model with the entries it has kept."""
+    """`local.before` of a client that returns is of the round's model with the entries it has
+    kept.
+    """
     setup = make_setup(m.fedper(), num_rounds=2, clients_per_round=6)
     setup = replace(setup, job=replace(setup.job, measure=["local"], measure_images=0))
     _, first, second = play(setup)

@@ -1,4 +1,6 @@
-"""A part of the user's that writes to what its hooks are given is refused, by part, hook and name."""
+"""A part of the user's that writes to what its hooks are given is refused, by part, hook and
+name.
+"""
 
 import re
 from dataclasses import dataclass

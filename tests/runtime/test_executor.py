@@ -33,7 +33,9 @@ class Visits(Part):
 
 @pytest.fixture(params=["in this process", pytest.param("on Ray", marks=pytest.mark.slow)])
 def executor_of(request):
-    """Open an executor for a setup: here, or an actor on Ray, so that the order of work is known."""
+    """Open an executor for a setup: here, or an actor on Ray, so that the order of work is
+    known.
+    """
 
     @contextmanager
     def open_executor(setup):

@@ -128,7 +128,9 @@ class Surveyed(Harm):
 
 
 class Trap(nn.Module):
-    """Does harm when the model is evaluated, or opened by an actor; if named, by that actor only."""
+    """Does harm when the model is evaluated, or opened by an actor; if named, by that actor
+    only.
+    """
 
     def __init__(self, inner, harm, moment, folder, times, actor=""):
         super().__init__()
@@ -311,7 +313,7 @@ def test_an_error_of_rays_own_is_lost_workers(cluster, make_setup, pool_on, monk
 
 
 # Between rounds
-# ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 
 def pids(run):

@@ -1,4 +1,6 @@
-"""The gauges of a run, which can do a run no harm. test_monitoring.py tests what Prometheus reads."""
+"""The gauges of a run, which can do a run no harm. test_monitoring.py tests what Prometheus
+reads.
+"""
 
 import logging
 import time

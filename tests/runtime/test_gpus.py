@@ -159,7 +159,9 @@ def test_evaluation_gives_advice_too(make_setup, monkeypatch):
 
 @dataclass(frozen=True)
 class MakesDo(Part):
-    """A client for which cuDNN asks for more memory than there is, and takes a way that needs less."""
+    """A client for which cuDNN asks for more memory than there is, and takes a way that needs
+    less.
+    """
 
     requests: ClassVar[list[int]]
 

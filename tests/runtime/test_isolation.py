@@ -53,9 +53,9 @@ HARMS = {
     "gradients": lambda model: torch.set_grad_enabled(False),
     "precision": lambda model: torch.set_float32_matmul_precision("medium"),
     "TF32": refuse_tf32,
-    "oneDNN": lambda model: setattr(torch.backends.mkldnn, "enabled", False),
-    "NumPy's errors": lambda model: np.seterr(all="raise"),
     "determinism": lambda model: torch.use_deterministic_algorithms(True),
+    "cuDNN": lambda model: setattr(torch.backends.cudnn, "benchmark", True),
+    "denormal numbers": lambda model: torch.set_flush_denormal(True),
     "autocast": lambda model: torch.set_autocast_enabled("cpu", True),
     "generators": lambda model: (torch.rand(7), np.random.rand(7), random.random()),
 }
@@ -63,7 +63,9 @@ HARMS = {
 
 @dataclass(frozen=True)
 class Harm(Part):
-    """Does harm after every second client's training; its loss draws from every global generator."""
+    """Does harm after every second client's training; its loss draws from every global
+    generator.
+    """
 
     what: tuple[str, ...]
 
@@ -213,9 +215,6 @@ AMBIENT = {
     "no gradients": torch.no_grad,
     "inference mode": torch.inference_mode,
     "a device": lambda: torch.device("meta"),
-    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
-    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-    "NumPy's errors": lambda: np.errstate(all="raise"),
 }
 
 

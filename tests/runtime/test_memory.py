@@ -1,4 +1,6 @@
-"""Memory: a client that takes too much is killed and run again, and nothing grows with the rounds."""
+"""Memory: a client that takes too much is killed and run again, and nothing grows with the
+rounds.
+"""
 
 import os
 import re

@@ -199,7 +199,9 @@ def test_a_part_that_overwrites_weights_is_refused_here_and_on_ray(
 def test_a_client_that_overwrites_its_weights_harms_no_other_client(
     cluster, make_setup, here, on_ray
 ):
-    """The first client of a stage alone is watched; in round 2 the first that is served does harm."""
+    """The first client of a stage alone is watched; in round 2 the first that is served does
+    harm.
+    """
     options = {"clients_per_round": 6, "num_rounds": 2}
     quiet = make_setup(compose(Proximal(0.1), Vandal(only=-1)), **options)
     largest = int(np.argmax(quiet.federation.partition.sizes))

@@ -67,7 +67,9 @@ def test_others_come_in_through_a_folder_that_they_can_write_to_unless_one_above
 
 
 def in_use(folder):
-    """The processes that have a file below a folder open: the command line of each, by its number."""
+    """The processes that have a file below a folder open: the command line of each, by its
+    number.
+    """
     found = {}
     for descriptor in Path("/proc").glob("[1-9]*/fd/*"):
         try:
@@ -105,7 +107,9 @@ def test_what_a_dead_ray_left_has_ended_when_its_folder_is_removed_and_a_reader_
 
 
 def reached(paths):
-    """What another user can do with these files and folders: read, list, write to or replace them."""
+    """What another user can do with these files and folders: read, list, write to or replace
+    them.
+    """
 
     def tries():
         for path in paths:

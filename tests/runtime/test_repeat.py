@@ -28,7 +28,7 @@ class Doubling(TorchFunctionMode):
 
 
 def hook(module, args, output):
-    return output * 1.5 if isinstance(module, nn.Linear) else None
+    return output * 1.01 if isinstance(module, nn.Linear) else None
 
 
 def number(_):
@@ -50,9 +50,11 @@ class Keeps(Part):
 
     def report(self, client, local, fit):
         if self.what == "hook":
-            register_module_forward_hook(hook)
+            LEFT_BEHIND.append(register_module_forward_hook(hook).remove)
         if self.what == "mode":
-            Doubling().__enter__()
+            mode = Doubling()
+            mode.__enter__()
+            LEFT_BEHIND.append(lambda: mode.__exit__(None, None, None))
         if self.what == "patch":
             torch.square = torch.abs
         return None, None
@@ -77,13 +79,18 @@ KEEPS = {
     "hook": lambda _: 1,
     "mode": lambda _: 1,
 }
-REFUSED = ["global", "attribute", "generator", "patch"]
+REFUSED = ["global", "attribute", "generator", "patch", "hook", "mode"]
+# What ends what the parts have left in force in this process.
+LEFT_BEHIND = []
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     monkeypatch.setattr(torch, "square", SQUARE)
     monkeypatch.setattr(Keeps, "seen", 0)
+    yield
+    while LEFT_BEHIND:
+        LEFT_BEHIND.pop()()
 
 
 @pytest.mark.parametrize("what", KEEPS)

@@ -2,9 +2,9 @@
 
     python authors_deal.py       # writes the cohorts, a trace, to cohorts.parquet beside this file
 
-Their repository (Lee-Gihun/FedNTD, commit be00ee5, from which FedLMD's is made) seeds the partition with 19940817 and
-the cohort of round r with r - 1 in every run. With these two, and the images in the same order, clients and cohorts
-here are theirs.
+Their repository (Lee-Gihun/FedNTD, commit be00ee5, from which FedLMD's is made) seeds the partition
+with 19940817 and the cohort of round r with r - 1 in every run. With these two, and the images in
+the same order, clients and cohorts here are theirs.
 """
 
 import argparse
@@ -23,7 +23,9 @@ COHORTS = Path(__file__).with_name("cohorts.parquet")
 
 @dataclass(frozen=True)
 class AuthorsDeal:
-    """Shards of one class each, `s` per client; the deck of classes is shuffled, then a shard of the class is drawn."""
+    """Shards of one class each, `s` per client; the deck of classes is shuffled, then a shard
+    of the class is drawn.
+    """
 
     num_clients: int = 100
     s: int = 2
