@@ -69,10 +69,9 @@ def taught():
     """What the documentation's Python, the notebooks and a new project import from rayfed: (module,
     name).
     """
-    sources = [(
-        "\n"
-    ).join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)) for page in
-               [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]  # fmt: skip
+    python_block = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    sources = ["\n".join(python_block.findall(page.read_text())) for page in pages]
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
         sources.append(

@@ -243,9 +243,16 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
 
 
 def tuned_process(
-    link: Connection, job: Job, model: nn.Module, data: Federation, held: Sequence[Tensor], weights: Tensor,
-    total: Tensor, turn: Any, how: str,
-) -> None:  # fmt: skip
+    link: Connection,
+    job: Job,
+    model: nn.Module,
+    data: Federation,
+    held: Sequence[Tensor],
+    weights: Tensor,
+    total: Tensor,
+    turn: Any,
+    how: str,
+) -> None:
     device = device_of(job)
     # Of the thread that computes: gradients soon are so small, and slow.
     torch.set_flush_denormal(True)
@@ -720,9 +727,12 @@ def table_of(lines: Sequence[Figures]) -> str:
     ]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    told = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-            for row in (head, rule, *rows)]  # fmt: skip
-    return "\n".join(f"| {' | '.join(row)} |" for row in told)
+    lines = []
+    for row in (head, rule, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def job_table(

@@ -30,7 +30,8 @@ FLAGS = (
 )
 # A frame, as Chromium's window is never narrower than 500 pixels.
 FRAME = """<!DOCTYPE html><html style="color-scheme: {scheme}"><body style="margin: 0">
-<iframe src="{page}" style="border: 0; width: {width}px; height: {height}px"></iframe></body></html>"""
+<iframe src="{page}" style="border: 0; width: {width}px; height: {height}px"></iframe>
+</body></html>"""
 
 
 def picture(browser: str, page: Path, width: int, height: int, scheme: str, path: Path) -> None:
