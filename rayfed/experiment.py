@@ -10,7 +10,6 @@ from typing import Any
 
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import alone
-from rayfed.base.noted import at
 from rayfed.base.storage import Folder
 from rayfed.data.federation import Read
 from rayfed.data.naming import number_of
@@ -224,8 +223,7 @@ def _train(
 
 
 def _checked_setup(job: Job, saved: Checkpoint | None, read: Read | None) -> Setup:
-    with at("the opening of the data and the model"):
-        setup = open_setup(job, read)
+    setup = open_setup(job, read)
     refuse_edited(job)
     if saved is not None:
         saved.refuse_another(setup)

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
 from rayfed.base.files import read_regular
-from rayfed.base.noted import at
 from rayfed.base.values import (
     Checked,
     Form,
@@ -526,8 +525,7 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     if flat(tables).get("data.partition.seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:
-        with at("the reading of the job"):
-            return build(Job, tables, "")
+        return build(Job, tables, "")
     except UnknownKey as error:
         where, key, *valid = error.args
         near = nearest(key, valid, 0.75)

@@ -1,9 +1,11 @@
-"""A parent process that sees how a run ends: Ray ends a driver without a message when its node or
-the head is lost.
+"""A parent process for a run: it passes signals on, and says what happened if the run cannot.
 
-The run is a child, in a process group of its own. The parent sends each signal on to it, waits, and
-ends as the child did. Where the child ended without a message, the parent explains. Nothing simpler
-can: Ray calls `_exit`, so the run itself reaches no handler, no `finally` and no `atexit`.
+The run is a child, in a process group of its own. So a signal to the group, as `timeout` and a
+closed terminal send it, does not end the processes of Ray too, before the run has written its
+checkpoint. The parent sends each signal on to the child alone, waits, and ends as the child did.
+
+Ray ends a driver by `_exit` when its node or the head is lost: the run itself then reaches no
+handler and no `finally`. The parent says so, and has the exit code for "try again".
 """
 
 import atexit
@@ -18,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rayfed.base.errors import STOPPED, Resumable, RunFailed
-from rayfed.base.noted import STARTING, noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
@@ -87,7 +88,7 @@ def guarded(arguments: Sequence[str]) -> None:
         # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray
         # that was just starting may; or it has given such a start up.
         code, has_said = STOPPED, True
-    _end_as(code, has_said, arguments, *noted())
+    _end_as(code, has_said, arguments)
 
 
 def _keep_streams() -> None:
@@ -112,17 +113,15 @@ def _keep_streams() -> None:
         )
 
 
-def _end_as(code: int, has_said: bool, arguments: Sequence[str], run: str, work: str) -> NoReturn:
-    """End as a child did, at `work` of a `run`: `code` is its exit code, or minus the signal that
-    killed it.
-    """
+def _end_as(code: int, has_said: bool, arguments: Sequence[str]) -> NoReturn:
+    """End as a child did: `code` is its exit code, or minus the signal that killed it."""
     if sys.stderr.isatty() and not has_said:
         # A bar has hidden the cursor.
         print("\x1b[?25h", file=sys.stderr)
     if code < 0:
-        _end_by(-code, _next_step(arguments), work)
+        _end_by(-code, _next_step(arguments))
     if not has_said:
-        code = _explain(code, _next_step(arguments), run, work)
+        code = _explain(code, _next_step(arguments))
     sys.exit(code)
 
 
@@ -136,13 +135,12 @@ def _next_step(arguments: Sequence[str]) -> str:
     )
 
 
-def _end_by(number: int, next_step: str, work: str) -> NoReturn:
+def _end_by(number: int, next_step: str) -> NoReturn:
     """End by the signal that has killed the child."""
     if number not in PASSED_ON:
-        during = f" during {work}" if work else ""
         why = ", as a system does when it has no memory left" if number == signal.SIGKILL else ""
         print(
-            f"error: the run's process was ended by {signal.Signals(number).name}{during}{why}",
+            f"error: the run's process was ended by {signal.Signals(number).name}{why}",
             file=sys.stderr,
         )
         print(next_step, file=sys.stderr)
@@ -154,28 +152,18 @@ def _end_by(number: int, next_step: str, work: str) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _explain(code: int, next_step: str, run: str, work: str) -> int:
-    """Say why a child may have ended without a message; the exit code that this has."""
+def _explain(code: int, next_step: str) -> int:
+    """Say why a child may have ended without a message, and return the exit code for it."""
     ended = f"error: the run's process has ended without a message, with exit code {code}"
-    by_ray = (
-        "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
-    )
-    by_code = f"{ended} during {work}: code there may call os._exit"
-    if work == STARTING:
+    if code == OF_RAY:
         print(
-            f"{ended} during {work}: a limit of this machine (`ulimit -a`) or a variable whose "
-            "name begins with RAY_ may be the cause; to train without Ray: -s ray.mode=off",
+            f"{ended}: Ray does that when the node of the run is lost, or the head of its cluster "
+            "for a minute; or code of yours has called os._exit",
             file=sys.stderr,
         )
-        return RunFailed.exit_code
-    # Nothing is written yet, and Ray is not started: it would end so again.
-    if work and not run:
-        print(by_code, file=sys.stderr)
-        return RunFailed.exit_code
-    if code != OF_RAY:
-        print(by_code if work else f"{ended}: your code may call os._exit", file=sys.stderr)
-        print(next_step, file=sys.stderr)
-        return RunFailed.exit_code
-    print(f"{by_code}, or else {by_ray}" if work else f"{ended}: {by_ray}", file=sys.stderr)
+        exit_code = Resumable.exit_code
+    else:
+        print(f"{ended}: code of yours may have called os._exit", file=sys.stderr)
+        exit_code = RunFailed.exit_code
     print(next_step, file=sys.stderr)
-    return Resumable.exit_code
+    return exit_code

@@ -24,7 +24,6 @@ from rayfed.base.errors import (
     cut,
 )
 from rayfed.base.files import write_bytes, write_text, writing_to
-from rayfed.base.noted import note
 from rayfed.data.naming import to_ask_for
 from rayfed.folder.checkpoint import Checkpoint
 from rayfed.folder.checkpointer import Checkpointer, delete_checkpoints
@@ -105,7 +104,6 @@ class Recorder:
             self._before = read_summary(self.path)
             self._begin_checkpoints(owned, origin)
             self._write_origin(origin)
-            note(str(self.path))
             self._owned = owned.pop_all()
         return self
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from rayfed.base.errors import BrokenContract
 from rayfed.base.isolation import isolated
-from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.measures import forgetting, metrics
@@ -453,9 +452,8 @@ def surveys(parts: Parts) -> Parts:
 
 @contextmanager
 def server_hooks(setup: Setup, purpose: Purpose, number: int) -> Iterator[None]:
-    """Run hooks of the server: an error names the hook, and draws depend on the place alone."""
-    seed = seed_of(setup.job.seed, purpose, number)
-    with at(f"{purpose.name.lower()}, round {number}"), isolated(seed, setup.device):
+    """Run hooks of the server: what they draw depends on the place alone."""
+    with isolated(seed_of(setup.job.seed, purpose, number), setup.device):
         yield
 
 

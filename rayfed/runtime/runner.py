@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rayfed.base.isolation import set_usual
-from rayfed.base.noted import at
 from rayfed.measures.clients import Seen
 from rayfed.measures.updates import UPDATES
 from rayfed.methods.part import Parts, parts_at
@@ -75,7 +74,7 @@ class Runner:
         for task in tasks:
             total = TaskSum(where, task)
             for client in task:
-                with serving(client, where):
+                with serving(client):
                     context = shared or self._fresh_context(packed)
                     watch = self._is_first("survey", packed.round)
                     summands = client_work.survey(context, client, watch=watch)
@@ -96,7 +95,7 @@ class Runner:
         first_bits = None
 
         def trained(client: int) -> ClientReply:
-            with serving(client, where):
+            with serving(client):
                 context = shared or self._fresh_context(packed)
                 memory = packed.read_memory(memories.get(client))
                 watch = self._is_first("train", packed.round)
@@ -118,7 +117,7 @@ class Runner:
                 self._check_training = False
                 first = tasks[0][0]
                 again = bits_of(trained(first))
-                with serving(first, where):
+                with serving(first):
                     refuse_other_bits(f"client {first}, {where}", users_code, first_bits, again)
             yield task_reply
         if self._model is not None:
@@ -132,7 +131,7 @@ class Runner:
         """
         values = unpack(weights, copy=False)
         results = []
-        with at(f"the {kind}"), advising():
+        with advising():
             model = in_evaluation(with_weights(self.setup.model, values))
             for piece in pieces:
                 # A module of the user's may keep something, so each range has a copy of its own.
@@ -210,10 +209,10 @@ class TaskSum:
 
 
 @contextmanager
-def serving(client: int, where: str) -> Iterator[None]:
+def serving(client: int) -> Iterator[None]:
     """Name the client in an exception of its work: the attribute `at_client`."""
     try:
-        with at(f"client {client}, {where}"), advising():
+        with advising():
             yield
     except StopIteration as error:
         # It would end the generator that this belongs to.

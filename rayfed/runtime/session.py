@@ -23,7 +23,6 @@ from torch import nn
 
 from rayfed.base.errors import LONGEST, InputError, RunFailed, WorkersLost, first_line
 from rayfed.base.files import is_installed
-from rayfed.base.noted import STARTING, at
 from rayfed.job import RayOptions
 from rayfed.models.sending import make_sendable
 from rayfed.rounds.executor import Progress, no_progress
@@ -283,7 +282,6 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
             with (
                 _explained(folder),
-                at(STARTING),
                 trust.starting(),
                 stopping("stopping", at_the_end=True),
                 ending_in_time(lambda: private.kill_rays_in(folder)),

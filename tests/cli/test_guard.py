@@ -70,36 +70,6 @@ def test_a_normal_end_is_passed_on_and_one_without_a_message_is_explained_and_ca
         assert (shown, said) == ("done\n", "")
 
 
-@pytest.mark.parametrize(("code", "exit_code", "more"), [(1, 75, ", or else Ray"), (7, 1, "\n")])
-def test_a_client_that_ends_the_process_is_named(start, tmp_path, code, exit_code, more):
-    note = "from rayfed.base.noted import at, note; "
-    run = start(f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit({code})")
-    _, said = run.communicate(timeout=60)
-    ended = f"with exit code {code} during client 3, round 2: code there may call os._exit{more}"
-    assert ended in said
-    assert run.returncode == exit_code
-
-
-def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
-    _, said = (
-        run := start(
-            "from rayfed.base.noted import at\nwith at('the reading of the job'): os._exit(0)"
-        )
-    ).communicate(timeout=60)
-    assert run.returncode == 1
-    assert "with exit code 0 during the reading of the job: code there may call os._exit" in said
-
-
-def test_a_process_that_ray_ends_while_it_starts_fails_as_it_would_again(start, tmp_path):
-    """With the exit code with which Ray ends a process, also where the run has a folder already."""
-    note = "from rayfed.base.noted import STARTING, at, note; "
-    run = start(f"{note}note({str(tmp_path)!r})\nwith at(STARTING): os._exit(1)")
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 1
-    assert "with exit code 1 during the start of Ray: a limit of this machine" in said
-    assert "to train without Ray: -s ray.mode=off" in said and "to continue" not in said
-
-
 @pytest.mark.parametrize(
     ("number", "to"),
     [
