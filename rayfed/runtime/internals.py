@@ -1,16 +1,14 @@
 """Ray's private names: all that this package uses.
 
-Where a later Ray has one no longer, a public way is taken instead.
-
-Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name
-away in turn.
+A later Ray may have one of them no longer. Then a run goes on without what the name is for, which
+each function says. `tests/runtime/test_internals.py` takes names away in turn.
 """
 
 import json
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any
 
 import grpc
 import ray
-from ray import ObjectRef
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
 
@@ -40,15 +37,12 @@ NAMES = {
     "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
     "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
     "head_value": "ray.experimental.internal_kv:_internal_kv_get",
-    "holders": "ray.experimental:get_local_object_locations",
-    "job_request": "ray.job_submission:JobSubmissionClient._do_request",
     "multi_node": "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
     "need_token": (
         "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled"
     ),
     "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
     "open_channel": "ray._private.grpc_utils:init_grpc_channel",
-    "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
     "print_lines": "ray._private.worker:print_to_stdstream",
     "read_variables": "ray._raylet:Config.initialize",
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
@@ -167,15 +161,14 @@ def without_uv() -> AbstractContextManager[None]:
 
 
 def same_modules(folders: list[str], **metadata: str) -> JobConfig:
-    """A configuration with which Ray's workers look for modules in these folders, in this order.
+    """Return a configuration with which Ray's workers look for modules in these folders, in order.
 
-    Else they look in the working folder first, where a file may have the name of one of Python's
-    modules.
+    By default they look in the working folder first, where a file may have the name of one of
+    Python's modules.
     """
-    if private("own_folders") is None:
-        return JobConfig(metadata=metadata)
     config = JobConfig(metadata=metadata, _py_driver_sys_path=[*reversed(folders)])
-    config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
+    # Then Ray adds no folder.
+    config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]
     return config
 
 
@@ -203,17 +196,13 @@ def running_here() -> list[str]:
 
 
 def memory_was_full(process: str) -> bool:
-    """Whether Ray killed a process (its id in hexadecimal digits) because its node ran out of
-    memory.
+    """Say whether Ray killed a process because its node ran out of memory; False if it cannot tell.
 
-    Else the dashboard is asked, which takes longer, and which a cluster need not have.
+    `process` is Ray's id of the process, in hexadecimal digits.
     """
     found = private("state", "worker_table", "full_memory")
     if found is None:
-        from ray.util.state import get_worker
-
-        worker = get_worker(process, address=ray.get_runtime_context().gcs_address)
-        return worker is not None and worker.exit_type == "NODE_OUT_OF_MEMORY"
+        return False
     state, worker_table, full_memory = found
     answer = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
     return bool(worker_table.FromString(answer).exit_type == full_memory)
@@ -226,20 +215,6 @@ def draining() -> set[str]:
     """
     found = private("draining")
     return set(found[0]()) if found else set()
-
-
-def holders(objects: Collection[ObjectRef]) -> set[str] | None:
-    """The ids of the nodes that have a copy of each of these objects of this process.
-
-    Else None, and large trees go to all nodes from this one. None too where there are no objects.
-    """
-    found = private("holders") if objects else None
-    if not found:
-        return None
-    copies = found[0](list(objects))
-    return set.intersection(
-        *(set(copies[each]["node_ids"] if each in copies else ()) for each in objects)
-    )
 
 
 def adds_nodes() -> bool:
@@ -292,18 +267,15 @@ def _use_tokens() -> None:
 
 
 def can_knock() -> bool:
-    """Whether a cluster can be asked if it accepts our token; else Ray itself tries to join, for 20
-    seconds or more.
-    """
+    """Say whether a cluster can be asked if it takes our token."""
     return private("cluster_address", "open_channel", "node_service", "check_alive") is not None
 
 
 def knock(address: str, limit: float) -> grpc.RpcError | None:
-    """The error that a cluster's head answers to a call within `limit` seconds; None if there is
-    none.
+    """Return the error that a cluster's head answers to a call within `limit` seconds.
 
-    Also None where there is no such address, no Ray on this machine, or no way to ask. Raises
-    `OSError` or `RuntimeError` for the files that the RAY_TLS_... variables name.
+    Return None if there is no error, no such address, no Ray on this machine, or no way to ask.
+    Raises `OSError` or `RuntimeError` for the files that the RAY_TLS_... variables name.
     """
     found = private("open_channel", "node_service", "check_alive")
     place = _place_of(address)
@@ -401,8 +373,6 @@ def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
     # Importing it takes a third of a second.
     from ray.job_submission import JobSubmissionClient
 
-    if private("job_request") is None:
-        return JobSubmissionClient(url, headers=dict(headers))
     bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
 
     class Client(JobSubmissionClient):

@@ -95,7 +95,7 @@ def off(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["dashboard_key", "multi_node", "own_folders", "set_sigterm"])
+@pytest.mark.parametrize("name", ["dashboard_key", "multi_node", "set_sigterm"])
 def test_a_ray_of_ours_that_lacks_a_name_runs_with_the_same_result(tmp_path, off, name):
     run(COMMAND, name, "run", "jobs/quickstart.toml", *settings(tmp_path / name))
     assert last(tmp_path / name) == off
@@ -121,14 +121,3 @@ def test_a_ray_that_lacks_a_name_is_joined_and_gets_jobs_with_the_same_result(
             words = settings(tmp_path / name, f"ray.address={address}")
             run(COMMAND, name, "run", "jobs/quickstart.toml", *words, **shown)
             assert last(tmp_path / name) == off
-        at = ["--address", f"http://127.0.0.1:{ports['dashboard-port']}", "--follow"]
-        run(
-            COMMAND,
-            "job_request",
-            "submit",
-            "jobs/quickstart.toml",
-            *settings(tmp_path / "sent"),
-            *at,
-            **ours,
-        )
-        assert last(tmp_path / "sent") == off
