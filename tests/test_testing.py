@@ -62,7 +62,7 @@ def test_a_counter_is_refused_when_its_client_is_served_again():
 
 
 def test_what_depends_on_the_process_is_refused():
-    with pytest.raises(AssertionError, match="Weighs: played again, .* round 1 has other weights"):
+    with pytest.raises(AssertionError, match=r"Weighs: played again, .* round 1 has other weights"):
         check_part(Weighs("counts_rounds"))
 
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RuntimeEnvSetupError
 from rayfed.base.errors import InputError, RunFailed, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg
-from rayfed.runtime import causes, gpus, internals, private, session, workers
+from rayfed.runtime import causes, executors, gpus, internals, private, session
 from rayfed.runtime.session import connected
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.toml"
@@ -287,7 +287,7 @@ def test_data_that_are_refused_start_no_ray(make_setup, monkeypatch):
         raise InputError("the data are wrong")
 
     with pytest.raises(InputError, match="the data are wrong"):
-        with workers.opened(make_setup(fedavg()).job, make, lambda setup: None, on_ray=True):
+        with executors.opened(make_setup(fedavg()).job, make, lambda setup: None, on_ray=True):
             pass
 
 
@@ -330,8 +330,8 @@ def test_every_gpu_has_the_same_number_of_actors(
 
 
 def test_without_ray_absent_gpus_are_warned_about(make_setup, monkeypatch, caplog):
-    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
-    with workers.open_executor(make_setup(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
+    monkeypatch.setattr(executors.torch.cuda, "device_count", lambda: 0)
+    with executors.open_executor(make_setup(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
         assert (
             "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU"
             in caplog.text
