@@ -9,7 +9,6 @@ handler and no `finally`. The parent says so, and has the exit code for "try aga
 """
 
 import atexit
-import ctypes
 import io
 import os
 import shlex
@@ -17,14 +16,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any, NoReturn
 
 from rayfed.base.errors import STOPPED, Resumable, RunFailed
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
-# Of linux/prctl.h.
-PR_SET_PDEATHSIG = 1
 # The exit code with which Ray ends a process whose node is lost.
 OF_RAY = 1
 # Seconds within which the same signal counts once: `timeout` sends it twice, to the process and its
@@ -33,8 +31,9 @@ AGAIN = 0.5
 
 
 class Unbroken(io.FileIO):
-    """Standard output or error, whose reader may leave, as `head` does: the run continues, and its
-    log has the rest.
+    """Standard output or error, whose reader may leave, as `head` does.
+
+    The run continues, and its log has the rest.
     """
 
     def write(self, data: Any) -> int:
@@ -51,12 +50,13 @@ def guarded(arguments: Sequence[str]) -> None:
     """
     _keep_streams()
     said, say = os.pipe()
+    parent_lives, live = os.pipe()
     # They stay pending until `sigwait` takes them: none is missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     child = os.fork()
     if child == 0:
-        # It ends with its parent.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.close(live)
+        Thread(target=_end_with_parent, args=[parent_lives], daemon=True).start()
         # Or a terminal's Ctrl-C would reach it twice.
         os.setpgid(0, 0)
         # It may still write to that terminal.
@@ -66,6 +66,7 @@ def guarded(arguments: Sequence[str]) -> None:
         atexit.register(os.write, say, b".")
         return
     os.close(say)
+    os.close(parent_lives)
     sent: dict[int, float] = {}
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         number = signal.sigwait(AWAITED)
@@ -91,8 +92,14 @@ def guarded(arguments: Sequence[str]) -> None:
     _end_as(code, has_said, arguments)
 
 
+def _end_with_parent(parent_lives: int) -> None:
+    """Kill this process once its parent has ended: then nobody holds the pipe's other end."""
+    os.read(parent_lives, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _keep_streams() -> None:
-    """Let standard output and error take whatever is written to them, even where they are closed."""
+    """Let standard output and error take whatever is written to them, even if they are closed."""
     # Or the next file that is opened would get what is printed.
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(spare, True)
