@@ -23,7 +23,7 @@ from rayfed.clients.optimizers import stepper
 from rayfed.measures import updates
 from rayfed.measures.clients import Seen
 from rayfed.methods.checks import a_term, two_values
-from rayfed.methods.own_model import Models, before_and_after
+from rayfed.methods.own_model import before_and_after
 from rayfed.methods.part import Part, Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
@@ -45,6 +45,9 @@ from rayfed.tensors.weights import (
     state,
     with_weights,
 )
+
+# A client's weights, with those that stay there, and its memory by slot.
+WeightsAndMemory = tuple[Weights, dict[str, Tree]]
 
 
 class RoundContext:
@@ -83,23 +86,32 @@ class RoundContext:
         return self._model
 
     def measured(
-        self, client: ClientView, fit: Fit, own: Weights, own_models: Models
+        self,
+        client: ClientView,
+        fit: Fit,
+        own: Weights,
+        parts: Parts,
+        before: WeightsAndMemory,
+        after: WeightsAndMemory,
     ) -> tuple[dict[str, float], np.ndarray | None]:
         """Measure a client as the job asks in this round.
 
-        Return notes, and the confusion (C, C) of the client's model, if it is asked for.
+        `before` and `after` its training, it had these weights and this memory. Return notes, and
+        the confusion (C, C) of the client's model, if it is asked for.
         """
         names = self.setup.job.measures(client.round)
         chosen = self.setup.measured_clients
         if not names or (chosen and client.id not in chosen):
             return {}, None
         label_shares = client.label_counts.cpu().numpy() / client.num_examples
-        before = self._seen_once(client.weights) if own else self._seen_global
-        trained = before, self._seen_once(state(fit.model))
-        of_own = trained
-        if own_models:
-            of_own = self._seen_once(own_models[0]), self._seen_once(own_models[1])
-        return measuring.measured(names, trained, of_own, label_shares)
+        with evaluating(self.setup):
+            own_models = before_and_after(parts, before, after)
+            first = self._seen_once(client.weights) if own else self._seen_global
+            trained = first, self._seen_once(state(fit.model))
+            of_own = trained
+            if own_models:
+                of_own = self._seen_once(own_models[0]), self._seen_once(own_models[1])
+            return measuring.measured(names, trained, of_own, label_shares)
 
     def _seen_once(self, weights: Weights) -> Callable[[], Seen]:
         """Return a function that shows a model with these weights the images when it is called."""
@@ -141,66 +153,75 @@ def train(
     The reply may hold the context's model itself: use it before the next client is served.
     """
     started = time.perf_counter()
-    setup, broadcast = context.setup, context.broadcast
-    job, number = setup.job, broadcast.round
+    setup, number = context.setup, context.broadcast.round
     where = f"client {client}, round {number}"
-    parts = parts_at(job.method, number)
+    parts = parts_at(setup.job.method, number)
     memory = to_device(memory, setup.device)
-    rng = torch.Generator().manual_seed(seed_of(job.seed, Purpose.BATCHES, number, client))
+    rng = torch.Generator().manual_seed(seed_of(setup.job.seed, Purpose.BATCHES, number, client))
     # The entries of the model that stay at the client, as they were when it last trained.
     stay = local_names(parts, setup.model)
     own = recalled(stay, memory)
 
     with _isolated(setup, Purpose.TRAIN, number, client):
         view = view_of(context, client, own)
-        views: dict[str, ClientView] = {}
-        for part in parts:
-            views[part.slot] = view.for_part(
-                part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory
-            )
-        local: dict[str, Tree] = {}
-        for part in parts:
-            local[part.slot] = call(part, "begin", views[part.slot], watch=watch)
-
+        views = views_of_parts(view, parts, context.broadcast, memory)
+        local = begin(parts, views, watch=watch)
         model = context.model(view.weights)
-        with in_tf32(job.train.precision == "tf32"):
+        with in_tf32(setup.job.train.precision == "tf32"):
             losses, notes = descend(setup, model, view, parts, local, rng, views if watch else None)
         refuse_diverged(losses, notes, where, parts)
         mean_loss = float(np.mean(losses))
         trained = state(in_evaluation(model))
         refuse_changed(setup, model, where)
-
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
-        summands: dict[str, Tree] = {}
-        memories: dict[str, Tree] = {}
-        for part in parts:
-            values = call(part, "report", views[part.slot], local[part.slot], fit, watch=watch)
-            summand, new_memory = two_values(part, "report", values, "summands", "memory")
-            if summand is not None:
-                summands[part.slot] = summand
-            if new_memory is not None:
-                memories[part.slot] = new_memory
-    new_memories = remembered(stay, trained, memories)
+        summands, memories = report(parts, views, local, fit, watch=watch)
+    new_memory = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
 
-    # What follows changes nothing: it measures.
-    if "drift" in job.measures(number):
+    # What follows measures, and changes nothing.
+    if "drift" in setup.job.measures(number):
         summands[updates.UPDATES] = updates.summand(view.weights, fit.model)
-    numbers: dict[str, float] = {}
-    confusion = None
-    if job.measures(number):
-        with evaluating(setup):
-            own_models = before_and_after(parts, (view.weights, memory), (trained, new_memories))
-            numbers, confusion = context.measured(view, fit, own, own_models)
-    row = ClientRow(
-        client=client,
-        num_examples=view.num_examples,
-        train_loss=mean_loss,
-        seconds=seconds,
-        node=setup.node,
-        notes=notes.means() | numbers,
-    )
-    return ClientReply(row, summands, new_memories, confusion)
+    before, after = (view.weights, memory), (trained, new_memory)
+    numbers, confusion = context.measured(view, fit, own, parts, before, after)
+    numbers = notes.means() | numbers
+    row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
+    return ClientReply(row, summands, new_memory, confusion)
+
+
+def views_of_parts(
+    view: ClientView, parts: Parts, broadcast: Broadcast, memory: dict[str, Tree]
+) -> dict[str, ClientView]:
+    """Return each part's view of the client by slot: with its own payload, state and memory."""
+    views: dict[str, ClientView] = {}
+    for part in parts:
+        views[part.slot] = view.for_part(
+            part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory
+        )
+    return views
+
+
+def begin(parts: Parts, views: dict[str, ClientView], *, watch: bool) -> dict[str, Tree]:
+    """Let each part compute its local values for the round, and return them by slot."""
+    local: dict[str, Tree] = {}
+    for part in parts:
+        local[part.slot] = call(part, "begin", views[part.slot], watch=watch)
+    return local
+
+
+def report(
+    parts: Parts, views: dict[str, ClientView], local: dict[str, Tree], fit: Fit, *, watch: bool
+) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """Let each part report, and return the summands and the memories by slot."""
+    summands: dict[str, Tree] = {}
+    memories: dict[str, Tree] = {}
+    for part in parts:
+        values = call(part, "report", views[part.slot], local[part.slot], fit, watch=watch)
+        summand, memory = two_values(part, "report", values, "summands", "memory")
+        if summand is not None:
+            summands[part.slot] = summand
+        if memory is not None:
+            memories[part.slot] = memory
+    return summands, memories
 
 
 def descend(
@@ -214,9 +235,8 @@ def descend(
 ) -> tuple[list[float], Notes]:
     """Take the optimizer's steps, in place on the model.
 
-    Return the loss of every step, and the notes. `local` has each part's local values by slot, and
-    `rng` draws the batches. With `watched`, the parts' views by slot, parts that write to them are
-    refused.
+    Return the loss of every step, and the notes. `local` has each part's local values by slot.
+    `rng` draws the batches. Parts that write to their views in `watched` are refused.
     """
     data, training = setup.federation, setup.job.train
     rows = data.client(client.id)
@@ -231,7 +251,6 @@ def descend(
     # It is not asked for images that are never used.
     all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
     known = Known(client) if setup.job.data.augment.off and all_used else None
-
     losses: list[Tensor] = []
     notes = Notes()
     for index in batches(len(rows), training, rng):
@@ -276,7 +295,7 @@ def added(terms: Sequence[Tensor]) -> Tensor:
 
 
 def view_of(context: RoundContext, client: int, own: Weights) -> ClientView:
-    """Return a client's view; `own` are the entries that have stayed there since it last trained."""
+    """Return a client's view; `own` are the entries that have stayed there since its last round."""
     setup, broadcast = context.setup, context.broadcast
     data, training = setup.federation, setup.job.train
     weights = {**broadcast.weights, **own} if own else broadcast.weights

@@ -189,6 +189,16 @@ class Opening:
         message = [shared(self.stay, broadcast.weights), broadcast.states, broadcast.payloads]
         return num_bytes(message) * len(self.cohort.chosen)
 
+    def unchanged(self, last: Round) -> Round:
+        """Return the round in which no client answers: the model stays as it was."""
+        return replace(
+            last.without_results(),
+            round=self.broadcast.round,
+            held=self.held,
+            bytes_down=self.bytes_down,
+            notes=self.cohort.notes,
+        )
+
     @property
     def to_train(self) -> Sequence[Task]:
         """Return the tasks of training: none in CCVR's round, which needs the survey alone."""
@@ -259,13 +269,7 @@ def finish(
 ) -> Round:
     """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
-    unchanged = replace(
-        last.without_results(),
-        round=number,
-        held=opening.held,
-        bytes_down=opening.bytes_down,
-        notes=cohort.notes,
-    )
+    unchanged = opening.unchanged(last)
     if not cohort.answered:
         replies.close()
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)

@@ -92,18 +92,7 @@ def open_setup(job: Job, read: Read | None = None) -> Setup:
 def _open_setup(job: Job, read: Read | None) -> Setup:
     federation = open_data(job, read)
     inputs = federation.inputs
-    if (
-        job.clients.chosen(job.train.clients_per_round)
-        > federation.num_clients - job.clients.held_out
-    ):
-        keys = f"train.clients_per_round = {job.train.clients_per_round}"
-        if job.clients.oversample > 1:
-            keys += f", clients.oversample = {job.clients.oversample}"
-        clients = "client" if federation.num_clients == 1 else "clients"
-        held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
-        raise InputError(
-            f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}"
-        )
+    refuse_large_cohort(job, federation)
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
     # Orthogonal weights have other bits with more.
@@ -140,6 +129,22 @@ def _open_setup(job: Job, read: Read | None) -> Setup:
         trace,
         writes_to_inputs=found.writes_to_inputs,
     )
+
+
+def refuse_large_cohort(job: Job, federation: Federation) -> None:
+    """Raise `InputError` where the partition has fewer clients than a round is to have."""
+    if (
+        job.clients.chosen(job.train.clients_per_round)
+        > federation.num_clients - job.clients.held_out
+    ):
+        keys = f"train.clients_per_round = {job.train.clients_per_round}"
+        if job.clients.oversample > 1:
+            keys += f", clients.oversample = {job.clients.oversample}"
+        clients = "client" if federation.num_clients == 1 else "clients"
+        held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
+        raise InputError(
+            f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}"
+        )
 
 
 def _setting(job: Job, federation: Federation) -> Setting:
