@@ -9,7 +9,13 @@ from rayfed.clients.settings import Training
 
 
 def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iterator[Tensor]:
-    """Indices of each step's batch: shuffled again in every epoch; the last, smaller batch is kept.
+    """Yield the indices of each step's batch, shuffled again in every epoch.
+
+    The last batch of an epoch may be smaller. A part of an epoch is its first batches, so a random
+    part of the images.
+
+    >>> [b.tolist() for b in batches(3, Training(batch_size=2), torch.Generator().manual_seed(0))]
+    [[2, 0], [1]]
 
     A part of an epoch is its first batches, so a random part of the images.
 

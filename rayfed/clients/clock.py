@@ -1,6 +1,4 @@
-"""The virtual clock: how long a client would take for a round, whatever the machine that does the
-work.
-"""
+"""The virtual clock: how long a client would take for a round, whatever the real machine."""
 
 from collections.abc import Mapping
 
@@ -12,8 +10,9 @@ from rayfed.clients.settings import Training
 
 
 def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:
-    """How many images clients (n,) with so many examples take through all their steps, as `batches`
-    cuts them.
+    """Return how many images each client (n,) takes through all its steps in a round.
+
+    `num_examples` (n,) are the clients' numbers of images. `batches` cuts the images into steps.
 
     >>> images_trained(np.array([3, 8]), Training(batch_size=2, local_epochs=2)).tolist()
     [6, 16]
@@ -22,9 +21,9 @@ def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:
     >>> images_trained(np.array([3, 8]), Training(batch_size=2, local_epochs=0.5)).tolist()
     [2, 4]
     """
-    taken = np.array([training.steps(n) for n in num_examples.tolist()], dtype=np.int64)
-    epochs, steps = np.divmod(taken, -(-num_examples // training.batch_size))
-    # The last batch of an epoch alone may be smaller.
+    num_steps = np.array([training.steps(n) for n in num_examples.tolist()], dtype=np.int64)
+    epochs, steps = np.divmod(num_steps, -(-num_examples // training.batch_size))
+    # Only the last batch of an epoch may be smaller than the others.
     return epochs * num_examples + steps * training.batch_size
 
 
@@ -35,10 +34,11 @@ def speeds(
     num_clients: int,
     traced: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """By name, the `SPEEDS` (n,) of these clients; none where such work takes no time.
+    """Return the `SPEEDS` (n,) of these clients by name; a speed that is not set is left out.
 
-    What a trace gives is taken as it is. Else a speed is log-normal with the job's value as its
-    median, and drawn once per client: the same in every round.
+    If the trace has a column for a speed, its values are taken as they are. Otherwise a speed is
+    log-normal, and the job's value is its median. It is drawn once per client, so it is the same in
+    every round.
     """
     factors = np.ones((2, len(clients)))
     if settings.spread:
@@ -57,10 +57,13 @@ def speeds(
 
 
 def seconds(speeds: Mapping[str, np.ndarray], images: np.ndarray, num_bytes: int) -> np.ndarray:
-    """Virtual seconds (n,) to get the model, train it on so many images (n,) and send it back.
+    """Return the virtual seconds (n,) to get the model, train it on `images` (n,) and send it back.
 
-    The model's `num_bytes` count once each way, for every method: so which clients are late does
+    The model's `num_bytes` count once each way, for every method. So which clients are late does
     not depend on the method, and methods are compared on the same clients.
+
+    >>> seconds({"seconds_per_example": np.array([0.5])}, np.array([10]), num_bytes=100).tolist()
+    [5.0]
     """
     total = np.zeros(len(images))
     if "seconds_per_example" in speeds:

@@ -1,11 +1,10 @@
-"""A round's cohort: which clients are chosen among those that are there, and which of them answer
-in time.
+"""A round's cohort: which clients are chosen, and which of them answer in time.
 
     the clients that are there -> some are chosen -> some drop out -> the first answers before the
     deadline count
 
-All of it is known before the round is played, so only the clients whose answers count are trained.
-Nothing here takes Python time in proportion to the population.
+The cohort is known before the round is played, so only the clients whose answers count are trained.
+The Python time of these functions does not grow with the population.
 """
 
 import math
@@ -24,7 +23,7 @@ from rayfed.clients.trace import Trace
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round, ascending.
+    """The clients of a round, in ascending order.
 
     A chosen client that neither answered nor dropped out was late.
     """
@@ -32,11 +31,11 @@ class Cohort:
     chosen: Sequence[int]
     answered: Sequence[int]
     dropped: Sequence[int] = ()
-    # For `rounds.parquet`; none with the default settings.
+    # These go into `rounds.parquet`. With the default settings there are none.
     notes: Mapping[str, float] = field(default_factory=dict)
 
     def refuse_absent(self, client: int, round: int) -> None:
-        """Raise `InputError` where a client did not train in the round."""
+        """Raise `InputError` if a client did not train in the round."""
         if client in self.answered:
             return
         clients = ", ".join(map(str, self.answered)) or "no client"
@@ -67,16 +66,18 @@ def cohort_at(
     sizes: np.ndarray,
     num_bytes: int,
 ) -> Cohort:
-    """The cohort of a round; `sizes` are the numbers of images of all clients, `num_bytes` the
-    bytes of the model.
+    """Return the cohort of a round.
+
+    `sizes` are the numbers of images of all clients, and `num_bytes` are the bytes of the model.
     """
     if settings == Participation():
         clients = cohort(seed, round, len(sizes), training.clients_per_round)
         return Cohort(chosen=clients, answered=clients)
-    there, traced = _there(round, seed, settings, trace, len(sizes))
-    number = min(settings.chosen(training.clients_per_round), len(there))
-    places = np.array(cohort(seed, round, len(there), number), dtype=np.int64)
-    chosen, traced = there[places], {name: values[places] for name, values in traced.items()}
+    present, traced = _there(round, seed, settings, trace, len(sizes))
+    number = min(settings.chosen(training.clients_per_round), len(present))
+    places = np.array(cohort(seed, round, len(present), number), dtype=np.int64)
+    chosen = present[places]
+    traced = {name: values[places] for name, values in traced.items()}
 
     chance = chances(seed, Purpose.ANSWER, round, len(sizes))[chosen]
     drops = traced.get(DROPS, chance < settings.dropout)
@@ -84,29 +85,31 @@ def cohort_at(
     time = seconds(speed, images_trained(sizes[chosen], training), num_bytes)
     deadline = math.inf if settings.deadline is None else settings.deadline
     needed = min(training.clients_per_round, number)
-    # Of those at the same time, as the seed says.
+    # The seed orders clients that answer at the same time.
     order = np.lexsort((chance, time))
-    first = order[(~drops & (time <= deadline))[order]][:needed]
+    earliest = order[(~drops & (time <= deadline))[order]][:needed]
 
     num_dropped = int(drops.sum())
     notes = {
-        "clients.available": float(len(there)),
+        "clients.available": float(len(present)),
         "clients.chosen": float(number),
-        "clients.answered": float(len(first)),
+        "clients.answered": float(len(earliest)),
         "clients.dropped": float(num_dropped),
-        "clients.late": float(number - len(first) - num_dropped),
+        "clients.late": float(number - len(earliest) - num_dropped),
     }
     if speed:
-        # To the end, for answers that do not come.
-        waits = deadline < math.inf and len(first) < max(needed, 1)
-        notes["clients.virtual_seconds"] = (
-            deadline if waits else float(time[first].max(initial=0.0))
-        )
-    return Cohort(chosen.tolist(), np.sort(chosen[first]).tolist(), chosen[drops].tolist(), notes)
+        # With too few answers the server waits until the deadline.
+        if deadline < math.inf and len(earliest) < max(needed, 1):
+            notes["clients.virtual_seconds"] = deadline
+        else:
+            notes["clients.virtual_seconds"] = float(time[earliest].max(initial=0.0))
+    return Cohort(
+        chosen.tolist(), np.sort(chosen[earliest]).tolist(), chosen[drops].tolist(), notes
+    )
 
 
 def held_out(settings: Participation, seed: int, num_clients: int) -> np.ndarray:
-    """The clients that never train, int64 (`settings.held_out`,), ascending.
+    """Return the clients that never train, int64 (`settings.held_out`,), in ascending order.
 
     >>> held_out(Participation(held_out=2), seed=0, num_clients=5).size
     2
@@ -120,12 +123,15 @@ def held_out(settings: Participation, seed: int, num_clients: int) -> np.ndarray
 def _there(
     round: int, seed: int, settings: Participation, trace: Trace | None, num_clients: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The clients that are there, int64 (A,), ascending, and what a trace says of them, (A,) each."""
+    """Return the clients that are there, and what a trace says of them.
+
+    The clients are int64 (A,), in ascending order. Each column of the trace has shape (A,).
+    """
     absent = held_out(settings, seed, num_clients)
     if trace is not None:
         of_round = np.arange(len(trace.clients))[trace.rows(round)]
         rows = of_round[~np.isin(trace.clients[of_round], absent)]
         return trace.clients[rows], {name: values[rows] for name, values in trace.columns.items()}
-    there = chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available
-    there[absent] = False
-    return np.flatnonzero(there), {}
+    is_there = chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available
+    is_there[absent] = False
+    return np.flatnonzero(is_there), {}

@@ -1,9 +1,8 @@
-"""The [clients] table: which clients are there in a round, which chosen clients answer, and how
-long that takes.
+"""The [clients] table: which clients are there, which of them answer, and how long that takes.
 
-Off by default: every client is always there, and answers. Each draw is a function of the job's
-seed, the round and the client, so that no bit depends on the machine. Where a trace has a column
-for it, nothing is drawn.
+Everything is off by default: every client is always there, and answers. Each draw is a function of
+the job's seed, the round and the client, so no bit depends on the machine. If a trace has a column
+for something, it is not drawn.
 """
 
 from collections.abc import Collection
@@ -14,9 +13,9 @@ from typing import Annotated
 from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, Ge, Gt, Le, Lt, PathMark
 
-# Keys, and columns of a trace.
+# These are keys of the table, and columns of a trace.
 SPEEDS = ("seconds_per_example", "bytes_per_second")
-# Column of a trace, in place of the key `dropout`.
+# This column of a trace stands in place of the key `dropout`.
 DROPS = "drops"
 
 
@@ -59,29 +58,28 @@ class Participation(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trace and self.available < 1:
-            both = f"clients.available = {self.available} and clients.trace = '{self.trace}'"
-            raise InputError(f"{both}: both say which clients are there; give one of the two")
+            settings = f"clients.available = {self.available} and clients.trace = '{self.trace}'"
+            raise InputError(f"{settings}: both say which clients are there; give one of the two")
         if not self.trace:
             self.refuse_idle()
 
     def chosen(self, clients_per_round: int) -> int:
-        """How many clients are chosen, where enough are there.
+        """Return how many clients are chosen if enough are there.
 
         >>> Participation(dropout=0.1, oversample=1.3).chosen(10)
         13
         """
-        # 1.1 * 10 is a little more than 11.
+        # Without rounding, 1.1 * 10 would be a little more than 11.
         return ceil(round(clients_per_round * self.oversample, 9))
 
     def has_clock(self, columns: Collection[str]) -> bool:
-        """Whether work takes virtual time; `columns` are those of the trace."""
+        """Say whether work takes virtual time; `columns` are the columns of the trace."""
         return any(getattr(self, speed) is not None or speed in columns for speed in SPEEDS)
 
     def refuse_idle(self, columns: Collection[str] = ()) -> None:
-        """Raise `InputError` where a key would change nothing, or where a trace has what the job
-        gives too.
-        """
-        for key, column in (("dropout", DROPS), *zip(SPEEDS, SPEEDS, strict=True)):
+        """Raise `InputError` if a key would change nothing, or if the trace gives its value."""
+        columns_of_keys = {"dropout": DROPS, **{speed: speed for speed in SPEEDS}}
+        for key, column in columns_of_keys.items():
             if getattr(self, key) and column in columns:
                 raise InputError(
                     f"clients.{key} = {getattr(self, key)}: the trace has a column '{column}'; "
@@ -96,11 +94,9 @@ class Participation(Checked):
             raise InputError(
                 f"clients.deadline = {self.deadline}: no work takes virtual time; give {clock}"
             )
-        if self.oversample > 1 and not (
-            self.dropout or DROPS in columns or self.has_clock(columns)
-        ):
-            all_alike = "all clients would answer, at the same time"
+        answers_differ = self.dropout or DROPS in columns or self.has_clock(columns)
+        if self.oversample > 1 and not answers_differ:
             raise InputError(
-                f"clients.oversample = {self.oversample}: {all_alike}; give clients.dropout, "
-                f"{clock}"
+                f"clients.oversample = {self.oversample}: all clients would answer, at the same "
+                f"time; give clients.dropout, {clock}"
             )

@@ -1,8 +1,8 @@
 """The learning rate by round, as factors of `train.lr`.
 
-A schedule is a frozen dataclass whose `factor(round)` depends on its own fields alone, never on
+A schedule is a frozen dataclass. Its `factor(round)` depends on its own fields alone, never on
 `train.num_rounds`: so a run that is resumed with more rounds keeps the rates that it has had. A
-schedule of the user's own is such a class too.
+user's own schedule is such a class too.
 """
 
 import inspect
@@ -17,18 +17,17 @@ from rayfed.base.values import Checked, Ge, Gt, Le, build, find, name_in, named,
 
 
 class Factors(Protocol):
-    """What `train.schedule` may be: a schedule of this file, or a frozen dataclass of the user's
-    own.
-    """
+    """A value of `train.schedule`: a schedule of this file, or a user's own frozen dataclass."""
 
     def factor(self, round: int) -> float:
-        """What `train.lr` is multiplied by in round 1, 2, ..., above 0."""
+        """Return what `train.lr` is multiplied by in round 1, 2, ..., above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Checked):
-    """A warm-up, in which the rate grows by the same amount from round to round, and what `_after`
-    says after it.
+    """A warm-up, and after it what `_after` says.
+
+    In the warm-up the rate grows by the same amount from round to round.
     """
 
     warmup: Annotated[
@@ -38,15 +37,13 @@ class Schedule(Checked):
     ] = 0
 
     def factor(self, round: int) -> float:
-        """What `train.lr` is multiplied by in round 1, 2, ..."""
-        return (
-            round / (self.warmup + 1)
-            if round <= self.warmup
-            else self._after(round - self.warmup - 1)
-        )
+        """Return what `train.lr` is multiplied by in round 1, 2, ..."""
+        if round <= self.warmup:
+            return round / (self.warmup + 1)
+        return self._after(round - self.warmup - 1)
 
     def _after(self, rounds: int) -> float:
-        """The factor so many rounds after the first round with `train.lr`."""
+        """Return the factor that many rounds after the first round with `train.lr`."""
         raise NotImplementedError
 
 
@@ -64,7 +61,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """The rate times `gamma` after each `every` rounds, as torch's `StepLR`.
+    """The rate is multiplied by `gamma` after each `every` rounds, as by torch's `StepLR`.
 
     >>> [Step(every=2, gamma=0.5).factor(round) for round in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
@@ -81,8 +78,8 @@ class Step(Schedule):
 class Cosine(Schedule):
     """Half a period of a cosine, from `train.lr` down to `floor`, as torch's `CosineAnnealingLR`.
 
-    Round `until` is the last on the curve, still above `floor`, which all later rounds have.
-    Loshchilov and Hutter (ICLR 2017), eq. 5, without restarts.
+    Round `until` is the last round on the curve, still above `floor`. All later rounds have
+    `floor`. Source: Loshchilov and Hutter (ICLR 2017), eq. 5, without restarts.
 
     >>> [round(Cosine(until=4).factor(number), 3) for number in (1, 2, 3, 4, 5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
@@ -102,16 +99,15 @@ class Cosine(Schedule):
             )
 
     def _after(self, rounds: int) -> float:
-        done = min(1.0, rounds / (self.until - self.warmup))
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+        progress = min(1.0, rounds / (self.until - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 SCHEDULES: Mapping[str, type[Schedule]] = {"constant": Constant, "step": Step, "cosine": Cosine}
 
-
-# Rounds of a schedule of the user's own, and the last.
+# That many rounds of a user's own schedule are checked, and the last.
 CHECKED = 10_000
-# Names that other tools have for schedules, and what stands for them here.
+# Other tools have schedules of these names; the text says what to use here.
 ELSEWHERE = {
     "linear": (
         "a rate that grows linearly is a warm-up of `constant`; one that falls linearly is a class "
@@ -125,41 +121,52 @@ ELSEWHERE = {
     "none": "leave train.schedule out, or give `constant`",
     "warmup": "each schedule has a warm-up: train.schedule.warmup",
 }
-# LinearLR, ReduceLROnPlateau.
+# Names of schedules in other tools end in these words: LinearLR, ReduceLROnPlateau.
 ENDS = ("lr", "scheduler", "schedule", "decay", "on")
 
 
 def read_schedule(value: Any) -> Any:
-    """A schedule from its name, or from a table with a name; a table without one is `constant`."""
+    """Return a schedule from its name, or from a table with a name.
+
+    A table without a name is `constant`.
+
+    >>> read_schedule({"name": "step", "every": 10})
+    Step(warmup=0, every=10, gamma=0.1)
+    """
     name, options = named(value, "train.schedule", default="constant")
     return build(_find(name), options, "train.schedule")
 
 
 def write_schedule(schedule: Any) -> dict[str, Any]:
-    """A schedule as `read_schedule` reads it."""
+    """Return a schedule in the form that `read_schedule` reads."""
     return {"name": name_in(SCHEDULES, type(schedule)), **table(schedule)}
 
 
 def check_factors(schedule: Any, num_rounds: int) -> None:
-    """Raise `InputError` unless a schedule of the user's own gives each round a rate, and the same
-    rate twice.
+    """Raise `InputError` unless a user's own schedule gives each round one and the same rate.
+
+    Each round is asked twice.
     """
     name = write_schedule(schedule)["name"]
     if name in SCHEDULES:
         return
-    for round in [*range(1, min(num_rounds, CHECKED) + 1), num_rounds]:
-        first, second = (_factor(schedule, name, round) for _ in range(2))
-        if first != second:
+    rounds = list(range(1, min(num_rounds, CHECKED) + 1))
+    rounds.append(num_rounds)
+    for round in rounds:
+        factor = _factor(schedule, name, round)
+        second_factor = _factor(schedule, name, round)
+        if factor != second_factor:
             raise InputError(
-                f"train.schedule '{name}': factor({round}) gives {first!r}, then {second!r}; it "
-                "must depend on the round and on the fields alone, so that a run can be resumed"
+                f"train.schedule '{name}': factor({round}) gives {factor!r}, then "
+                f"{second_factor!r}; it must depend on the round and on the fields alone, so that "
+                "a run can be resumed"
             )
 
 
 def _factor(schedule: Any, name: str, round: int) -> float:
-    """The factor of a schedule of the user's own in a round.
+    """Return the factor that a user's own schedule gives a round.
 
-    Raises `InputError` for what is no factor.
+    Raises `InputError` if it gives something else.
     """
     where = f"train.schedule '{name}': factor({round})"
     try:
@@ -179,22 +186,25 @@ def _factor(schedule: Any, name: str, round: int) -> float:
 
 
 def _find(name: str) -> Any:
-    """The class of a schedule: one of `SCHEDULES`, or one of the user's own, by `module:Name`."""
+    """Return the class of a schedule: one of `SCHEDULES`, or a user's own, by `module:Name`.
+
+    Raises `InputError` for a name that other tools have, and for a class that is no schedule.
+    """
     plain = name.lower().replace("_", "").replace("-", "")
     for end in ENDS:
         plain = plain.removesuffix(end)
-    for known, meant in ELSEWHERE.items():
-        if ":" not in name and plain and (plain == known or plain.endswith(known)):
+    if ":" in name:
+        plain = ""
+    for foreign, advice in ELSEWHERE.items():
+        if plain and plain.endswith(foreign):
             raise InputError(
-                f"unknown schedule '{name}': {meant} (valid: {', '.join(SCHEDULES)}, or "
+                f"unknown schedule '{name}': {advice} (valid: {', '.join(SCHEDULES)}, or "
                 "'package.module:Name')"
             )
     schedule: Any = find(name, SCHEDULES, "schedule")
     parameters = getattr(schedule, "__dataclass_params__", None)
-    is_frozen = bool(parameters and parameters.frozen)
-    if not (
-        inspect.isclass(schedule) and is_frozen and callable(getattr(schedule, "factor", None))
-    ):
+    is_frozen = inspect.isclass(schedule) and bool(parameters and parameters.frozen)
+    if not (is_frozen and callable(getattr(schedule, "factor", None))):
         raise InputError(
             f"schedule '{name}' is {told(schedule)}; it must be a frozen dataclass with a method "
             "`factor(self, round)`"

@@ -72,7 +72,7 @@ class Training(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # 2.0 is 2, in job files and in hashes too.
+        # 2.0 becomes 2, so that job files and hashes do not tell the two apart.
         if self.local_epochs == int(self.local_epochs):
             object.__setattr__(self, "local_epochs", int(self.local_epochs))
         if self.momentum and self.optimizer != "sgd":
@@ -95,35 +95,37 @@ class Training(Checked):
             )
 
     def steps(self, num_examples: int) -> int:
-        """The steps of a client with so many images in a round; a part of a batch counts as a whole
-        one.
+        """Return the steps of a client with that many images in a round.
 
-        >>> [Training(batch_size=10, local_epochs=epochs).steps(45) for epochs in (1, 0.5, 1.5, 0.01)]
+        A part of a batch counts as a whole batch.
+
+        >>> all_epochs = (1, 0.5, 1.5, 0.01)
+        >>> [Training(batch_size=10, local_epochs=epochs).steps(45) for epochs in all_epochs]
         [5, 3, 8, 1]
         """
         per_epoch = -(-num_examples // self.batch_size)
-        # 100 * 0.07 is above 7.
+        # Without rounding, 100 * 0.07 would be above 7.
         return self.local_steps or max(1, math.ceil(round(self.local_epochs * per_epoch, 9)))
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of round 1, 2, ..."""
+        """Return the learning rate of round 1, 2, ..."""
         return self.lr * self.lr_decay ** (round - 1) * float(self.schedule.factor(round))
 
     def evaluates(self, round: int) -> bool:
-        """Whether the global model is evaluated after a round: after each `eval_every`-th, and
-        after the last.
+        """Say whether the global model is evaluated after a round.
+
+        It is evaluated after each `eval_every`-th round, and after the last.
         """
         return round % self.eval_every == 0 or round >= self.num_rounds
 
     def counts(self, round: int) -> bool:
-        """Whether an evaluation is one of every `eval_every` rounds, and not that of the initial
-        model.
-        """
+        """Say whether an evaluation is one of every `eval_every` rounds, not the initial one."""
         return round > 0 and round % self.eval_every == 0
 
     def can_forget(self, round: int) -> bool:
-        """Whether a round has an earlier one whose accuracies count, so that something can be
-        forgotten.
+        """Say whether a round has an earlier one whose accuracies count.
+
+        Only then can something be forgotten.
 
         >>> [Training(eval_every=2).can_forget(round) for round in (0, 1, 2, 3, 4)]
         [False, False, False, True, True]
@@ -131,11 +133,11 @@ class Training(Checked):
         return round > self.eval_every
 
     def patience_is_over(self, accuracies: Mapping[int, float | None]) -> bool:
-        """Whether the run ends early, by the test accuracies of its rounds so far; None: not
-        evaluated.
+        """Say whether the run ends early, by the test accuracies of its rounds so far.
 
-        Only rounds that count do, so that a run decides the same when it is stopped and continued,
-        or extended. The best round is the first with the best accuracy.
+        An accuracy of None stands for a round without an evaluation. Only rounds that count do, so
+        a run decides the same when it is stopped and continued, or extended. The best round is the
+        first with the best accuracy.
 
         >>> Training(patience=2).patience_is_over({0: 0.1, 1: 0.5, 2: 0.4, 3: 0.5})
         True
