@@ -1,1 +1,1 @@
-"""Models that give penultimate features and logits, by name."""
+"""Models by name, which give penultimate features and logits."""

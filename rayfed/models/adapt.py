@@ -18,32 +18,27 @@ from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights, identical, other_names
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# They take the weights of their layers, and call none.
-CLOSED = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-)
+# These modules use the weights of their layers and do not call the layers, so LoRA has no effect.
+CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Bytes of a file that say what it is.
+# That many bytes at the beginning of a file say what it is.
 BEGINNING = 200
-# In a message.
+# A message names at most that many files.
 FILES_NAMED = 5
 
 log = logging.getLogger(__name__)
 
 
 def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
-    """Change a model in place as the keys of every model say; LoRA's matrices are drawn from `seed`
-    alone.
+    """Change a model in place as the keys of every model say.
 
-    Raises `InputError` where the file does not fit, a pattern matches nothing, or nothing would
-    train.
+    LoRA's matrices are drawn from `seed` alone. Raises `InputError` if the file does not fit, if a
+    pattern matches nothing, or if nothing would train.
     """
     if settings.weights:
         _load_file(model, settings.weights)
-    for name in matching(
-        settings.freeze, dict(model.named_parameters()), "model.freeze", "parameter"
-    ):
+    names = [name for name, _ in model.named_parameters()]
+    for name in matching(settings.freeze, names, "model.freeze", "parameter"):
         model.get_parameter(name).requires_grad_(False)
     if settings.lora.rank:
         with torch.random.fork_rng(devices=[]):
@@ -56,73 +51,80 @@ def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str) -> list[str]:
-    """The names that a pattern fits, in their own order.
+    """Return the names that a pattern fits, in their own order.
 
     Raises `InputError` for a pattern that fits no name.
+
+    >>> matching(["conv*", "head"], ["conv1", "head", "norm"], "model.freeze", "parameter")
+    ['conv1', 'head']
     """
     names = list(names)
+    matches: set[str] = set()
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        fitting = [name for name in names if fnmatchcase(name, pattern)]
+        if not fitting:
             raise InputError(
                 f"{key}: the pattern '{pattern}' fits no {kind}{did_you_mean(pattern, names)}"
             )
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        matches.update(fitting)
+    return [name for name in names if name in matches]
 
 
 def head_of(model: nn.Module) -> str:
-    """The name of the module that gives the logits: `head`, or the last linear or convolution
-    layer.
+    """Return the name of the module that gives the logits.
+
+    It is `head`, or else the last linear or convolution layer; empty if there is neither.
     """
     if isinstance(getattr(model, "head", None), nn.Module):
         return "head"
-    return next(
-        (name for name, module in reversed([*model.named_modules()]) if isinstance(module, LAYERS)),
-        "",
-    )
+    layers = [name for name, module in model.named_modules() if isinstance(module, LAYERS)]
+    return layers[-1] if layers else ""
 
 
 def _load_file(model: nn.Module, path: str) -> None:
-    """The weights in a file, by our names or by those of timm's own files; the head may be of other
-    classes.
+    """Load the weights of a file into the model.
+
+    The file has the names of the model, or the names of timm's own files. Its head may be for other
+    classes. Raises `InputError` if the rest does not fit.
     """
     file = _read_weights(path)
-    own: Weights = model.state_dict()
+    state: Weights = model.state_dict()
     renamed = getattr(model, "renamed", str)
-    weights = {name if name in own else renamed(name): tensor for name, tensor in file.items()}
-    others = other_names(model)
-    _refuse_apart(path, weights, others)
-    loaded_too = _names_in(weights, others)
-    # By entry: why it does not fit.
-    wrong: dict[str, str] = {}
-    for name in sorted({*weights, *own}):
-        if name not in own:
-            wrong[name] = f"'{name}' is not in the model{did_you_mean(name, own)}"
+    weights = {name if name in state else renamed(name): tensor for name, tensor in file.items()}
+    first_names = other_names(model)
+    _refuse_apart(path, weights, first_names)
+    in_file = _names_in(weights, first_names)
+    # The reason of each entry that does not fit.
+    misfits: dict[str, str] = {}
+    for name in sorted(weights.keys() | state.keys()):
+        if name not in state:
+            misfits[name] = f"'{name}' is not in the model{did_you_mean(name, state)}"
         elif name not in weights:
-            if others.get(name, name) not in loaded_too:
-                wrong[name] = f"'{name}' is not in the file{did_you_mean(name, file)}"
-        elif weights[name].shape != own[name].shape:
-            there, here = tuple(weights[name].shape), tuple(own[name].shape)
-            wrong[name] = f"'{name}' is {there} in the file, and {here} in the model"
+            if first_names.get(name, name) not in in_file:
+                misfits[name] = f"'{name}' is not in the file{did_you_mean(name, file)}"
+        elif weights[name].shape != state[name].shape:
+            file_shape, model_shape = tuple(weights[name].shape), tuple(state[name].shape)
+            misfits[name] = f"'{name}' is {file_shape} in the file, and {model_shape} in the model"
     head = f"{head_of(model)}."
-    for name, reason in wrong.items():
+    for name, reason in misfits.items():
         if not name.startswith(head):
             raise InputError(f"model.weights = '{path}' does not fit the model: {reason}")
-    if wrong:
-        reason = next(iter(wrong.values()))
+    if misfits:
+        reason = next(iter(misfits.values()))
         log.warning(
             "model.weights: the head is not taken from the file, and begins as the seed draws it: "
             "%s",
             reason,
         )
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
-    _refuse_values(path, weights, own, dict(model.named_parameters(remove_duplicate=False)))
+    _refuse_values(path, weights, state, dict(model.named_parameters(remove_duplicate=False)))
     model.load_state_dict(weights, strict=False)
 
 
 def _read_weights(path: str) -> Weights:
-    """The tensors of a safetensors file, by name.
+    """Return the tensors of a safetensors file by name.
 
-    Raises `InputError`, with the way on, for all other files.
+    Raises `InputError` for all other files, and says what to do.
     """
     key = f"model.weights = '{path}'"
     if Path(path).is_dir():
@@ -140,9 +142,9 @@ def _read_weights(path: str) -> Weights:
         raise InputError(f"{key}: there is no such file") from None
     except OSError as error:
         raise InputError(f"{key}: not a safetensors file that can be read ({error})") from None
-    other = _other_form(content, path)
-    if other:
-        raise InputError(f"{key} {other}")
+    other_form = _other_form(content, path)
+    if other_form:
+        raise InputError(f"{key} {other_form}")
     try:
         return safetensors.torch.load(content)
     except SafetensorError as error:
@@ -153,7 +155,7 @@ def _read_weights(path: str) -> Weights:
 
 
 def _joining(files: Sequence[str]) -> str:
-    """How several files of weights become one."""
+    """Return the words of a message that say how several files of weights become one."""
     if len(files) < 2:
         return ""
     return (
@@ -164,8 +166,9 @@ def _joining(files: Sequence[str]) -> str:
 
 
 def _other_form(content: bytes, path: str) -> str:
-    """What a file is that is no safetensors file, and the way on; empty where its beginning does
-    not say.
+    """Say what a file is that is no safetensors file, and what to do.
+
+    Returns an empty text if the beginning of the file does not say what it is.
     """
     begins = content[:BEGINNING].lstrip().lower()
     if begins.startswith(b"version https://git-lfs"):
@@ -178,10 +181,9 @@ def _other_form(content: bytes, path: str) -> str:
     if content.startswith((b"PK\x03\x04", b"\x80")):
         return (
             "was written by torch.save, and reading it could run code; convert it once: python -c "
-            '"import torch; '
-            "from safetensors.torch import save_file; "
-            f"w = torch.load('{path}', map_location='cpu', weights_only=True); w = "
-            "w.get('state_dict', w); "
+            '"import torch; from safetensors.torch import save_file; '
+            f"w = torch.load('{path}', map_location='cpu', weights_only=True); "
+            "w = w.get('state_dict', w); "
             "save_file({k: v.clone().contiguous() for k, v in w.items()}, 'weights.safetensors')\""
         )
     if content.startswith((b"\x89HDF", b"GGUF")):
@@ -192,35 +194,38 @@ def _other_form(content: bytes, path: str) -> str:
     return ""
 
 
-def _names_in(weights: Weights, others: Mapping[str, str]) -> set[str]:
-    """The first names of the model's tensors that are in the file, under any of their names."""
-    return {others.get(name, name) for name in weights}
+def _names_in(weights: Weights, first_names: Mapping[str, str]) -> set[str]:
+    """Return the first names of the model's tensors that are in the file, under any name."""
+    return {first_names.get(name, name) for name in weights}
 
 
-def _refuse_apart(path: str, weights: Weights, others: Mapping[str, str]) -> None:
-    """Raise `InputError` where the file has two values for one tensor of the model."""
-    for name, first in others.items():
-        if name in weights and first in weights and not identical(weights[name], weights[first]):
+def _refuse_apart(path: str, weights: Weights, first_names: Mapping[str, str]) -> None:
+    """Raise `InputError` if the file has two values for one tensor of the model."""
+    for name, first_name in first_names.items():
+        if name not in weights or first_name not in weights:
+            continue
+        if not identical(weights[name], weights[first_name]):
             raise InputError(
-                f"model.weights = '{path}' has '{first}' and '{name}' apart, and in the model they "
-                "are one tensor; leave one of them out of the file"
+                f"model.weights = '{path}' has '{first_name}' and '{name}' apart, and in the model "
+                "they are one tensor; leave one of them out of the file"
             )
 
 
-def _refuse_values(path: str, weights: Weights, own: Weights, parameters: Weights) -> None:
-    """Raise `InputError` for values that the model cannot begin with; half precision becomes the
-    model's own.
+def _refuse_values(path: str, weights: Weights, state: Weights, parameters: Weights) -> None:
+    """Raise `InputError` for values that the model cannot begin with.
+
+    Half precision is allowed, and becomes the precision of the model.
     """
     for name, tensor in weights.items():
-        if own[name].is_floating_point() and tensor.dtype not in FLOATS:
-            kind = str(tensor.dtype).removeprefix("torch.")
+        if state[name].is_floating_point() and tensor.dtype not in FLOATS:
+            dtype = str(tensor.dtype).removeprefix("torch.")
             raise InputError(
-                f"model.weights = '{path}': '{name}' is {kind}, as quantised weights are; give "
+                f"model.weights = '{path}': '{name}' is {dtype}, as quantised weights are; give "
                 "weights in float32, float16 or bfloat16"
             )
         finite = bool(torch.isfinite(tensor).all())
-        # A mask may hold infinities, in the file as in the model.
-        if not finite and (name in parameters or bool(torch.isfinite(own[name]).all())):
+        # A mask may hold infinities in the file if it holds infinities in the model.
+        if not finite and (name in parameters or bool(torch.isfinite(state[name]).all())):
             raise InputError(
                 f"model.weights = '{path}': '{name}' holds a NaN or an infinity: its training "
                 "diverged, or the file is damaged; give weights of an earlier moment"
@@ -228,19 +233,22 @@ def _refuse_values(path: str, weights: Weights, own: Weights, parameters: Weight
 
 
 def _add_lora(model: nn.Module, lora: Lora) -> None:
-    """peft's layers in place of those that the patterns fit; beside their matrices only the head
-    trains.
+    """Put peft's layers in the place of the layers that the patterns fit.
+
+    Besides peft's matrices, only the head trains. Raises `InputError` if peft cannot be imported,
+    or if there is no layer that LoRA can change.
     """
     head = head_of(model)
-    apart = [head, *(name for name, module in model.named_modules() if isinstance(module, CLOSED))]
-    # Of grouped convolutions, peft takes only those whose groups divide the rank.
+    excluded = [name for name, module in model.named_modules() if isinstance(module, CLOSED)]
+    excluded.append(head)
+    # Peft takes a grouped convolution only if its groups divide the rank, so none is changed.
     layers = [
         name
         for name, module in model.named_modules()
         if name
         and isinstance(module, LAYERS)
         and getattr(module, "groups", 1) == 1
-        and not _is_in(name, apart)
+        and not _is_in(name, excluded)
     ]
     if not layers:
         raise InputError(
@@ -252,24 +260,21 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
         lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change"
     )
     try:
-        # Takes seconds: it imports transformers.
-        from peft import (
-            LoraConfig,
-            inject_adapter_in_model,
-        )
+        # This import takes seconds, as it imports transformers.
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         install = "pip install 'rayfed-distill[lora]'"
         raise InputError(
             f"model.lora needs peft, which cannot be imported ({error}): {install}"
         ) from None
-    exactly = "|".join(map(re.escape, names))
-    # Peft's annotation asks for a whole number, and its code does not.
+    exact_pattern = "|".join(map(re.escape, names))
+    # Peft's annotation asks for a whole number, but its code takes any number.
     scale: Any = lora.alpha
-    inject_adapter_in_model(
-        LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exactly), model
-    )
+    config = LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exact_pattern)
+    inject_adapter_in_model(config, model)
     model.get_submodule(head).requires_grad_(True)
 
 
 def _is_in(name: str, modules: Iterable[str]) -> bool:
+    """Say whether a name is the name of one of these modules, or lies inside one of them."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -1,5 +1,6 @@
-"""A model: penultimate features, and a head that turns them into logits; between them, perhaps, a
-projection.
+"""A model: penultimate features, and a head that turns them into logits.
+
+A projection may stand between them.
 """
 
 from typing import TypeGuard
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """A model in two steps, for the methods that look at features: `forward(x) =
-    head(features(x))`.
+    """A model in two steps, for the methods that look at features.
+
+    It computes `forward(x) = head(features(x))`.
 
     `features` takes images `(B, *image_shape)` to features (B, D), and `head` takes features to
     logits (B, C).
@@ -31,8 +33,9 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Whether a model has the methods `features` and `head`, as a `Classifier` has; other classes
-    may have them too.
+    """Say whether a model has the methods `features` and `head`.
+
+    A `Classifier` has them, and other classes may have them too.
     """
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
 
@@ -40,32 +43,33 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
 def features_and_logits(
     model: nn.Module, x: Tensor, *, copied: bool = False
 ) -> tuple[Tensor | None, Tensor]:
-    """A forward pass: features (B, D), None where the model has none, and logits (B, C).
+    """Return the features (B, D) and the logits (B, C) of a forward pass.
 
-    With `copied` the model gets a copy of `x`, and its head a copy of the features: it may write to
-    them.
+    The features are None if the model has none. With `copied` the model gets a copy of `x`, and its
+    head gets a copy of the features: it may write to them.
     """
-    given = x.clone() if copied else x
+    inputs = x.clone() if copied else x
     if not has_features(model):
-        return None, model(given)
-    features = model.features(given)
+        return None, model(inputs)
+    features = model.features(inputs)
     return features, model.head(features.clone() if copied else features)
 
 
 def with_projection(model: Classifier, width: int) -> Classifier:
-    """The model with a projection head, whose `width` features methods see; the model's head is on
-    top of them.
+    """Return the model with a projection head between its features and its own head.
 
-    MOON's network (Li et al., CVPR 2021, section 3.2, and its public code): features (B, D), a
-    linear layer to D, ReLU, a linear layer to `width`.
+    Methods see the `width` features that the projection gives. This is MOON's network (Li et al.,
+    CVPR 2021, section 3.2, and its public code): features (B, D), a linear layer to D, ReLU, a
+    linear layer to `width`.
     """
-    # Mobilenet's has dropout.
-    *before, last = model.head if isinstance(model.head, nn.Sequential) else [model.head]
-    assert isinstance(last, nn.Linear) and isinstance(model.features, nn.Sequential)
-    inner = last.in_features
+    # The head of mobilenet begins with dropout, which stays.
+    head_layers = list(model.head) if isinstance(model.head, nn.Sequential) else [model.head]
+    linear = head_layers.pop()
+    assert isinstance(linear, nn.Linear) and isinstance(model.features, nn.Sequential)
+    inner = linear.in_features
     projection = nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width)
-    head = nn.Linear(width, last.out_features)
-    return Classifier(
-        nn.Sequential(*model.features, *projection),
-        nn.Sequential(*before, head) if before else head,
-    )
+    head = nn.Linear(width, linear.out_features)
+    features = nn.Sequential(*model.features, *projection)
+    if not head_layers:
+        return Classifier(features, head)
+    return Classifier(features, nn.Sequential(*head_layers, head))

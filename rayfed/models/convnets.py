@@ -12,10 +12,10 @@ from rayfed.models.classifier import Classifier
 
 
 def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
-    """Two padded 5x5 convolutions and a hidden layer of 512 (McMahan et al., AISTATS 2017; FedNTD
-    and FedLMD).
+    """Build two padded 5x5 convolutions and a hidden layer of 512.
 
-    Raises `InputError` for images below 4x4 pixels.
+    It is the network of McMahan et al. (AISTATS 2017), and of FedNTD and FedLMD. Raises
+    `InputError` for images below 4x4 pixels.
     """
     channels, height, width = image_shape
     if min(height, width) < 4:
@@ -41,11 +41,11 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
 def lenet(
     *, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False
 ) -> Classifier:
-    """LeNet-5 with ReLU and max pooling (LeCun et al., Proc.
+    """Build LeNet-5 with ReLU and max pooling.
 
-    IEEE 1998; as FedSSD, MOON and NIID-Bench train it).
+    It is the network of LeCun et al. (Proc. IEEE 1998), as FedSSD, MOON and NIID-Bench train it.
 
-    With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same
+    With `batch_norm`, BatchNorm follows each convolution; the other layers begin with the same
     weights. Raises `InputError` for images below 16x16 pixels.
     """
     channels, height, width = image_shape
@@ -54,37 +54,34 @@ def lenet(
             f"model 'lenet': it needs images of at least 16x16 pixels, not {height}x{width}"
         )
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    norms = [[nn.BatchNorm2d(maps)] if batch_norm else [] for maps in (6, 16)]
-    return Classifier(
-        nn.Sequential(
-            *(nn.Conv2d(channels, 6, kernel_size=5), *norms[0], MaxPool(), nn.ReLU()),
-            *(nn.Conv2d(6, 16, kernel_size=5), *norms[1], MaxPool(), nn.ReLU()),
-            *(
-                nn.Flatten(),
-                nn.Linear(16 * rows * columns, 120),
-                nn.ReLU(),
-                nn.Linear(120, 84),
-                nn.ReLU(),
-            ),
-        ),
-        head=nn.Linear(84, num_classes),
-    )
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((channels, 6), (6, 16)):
+        layers.append(nn.Conv2d(inputs, outputs, kernel_size=5))
+        if batch_norm:
+            layers.append(nn.BatchNorm2d(outputs))
+        layers.append(MaxPool())
+        layers.append(nn.ReLU())
+    layers.append(nn.Flatten())
+    for width, hidden in ((16 * rows * columns, 120), (120, 84)):
+        layers.append(nn.Linear(width, hidden))
+        layers.append(nn.ReLU())
+    return Classifier(nn.Sequential(*layers), head=nn.Linear(84, num_classes))
 
 
 class MaxPool(nn.MaxPool2d):
     """Max pooling of 2 x 2, with torch's values and gradients.
 
-    Without a gradient, on a CPU, it compares four views: torch's own takes ten times as long for
-    LeNet's six maps.
+    On a CPU, without a gradient, it compares four views. Torch's own pooling takes ten times as
+    long for LeNet's six maps.
     """
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, c, h, w) to (B, c, h // 2, w // 2)."""
+        """Take maps (B, c, h, w) to maps (B, c, h // 2, w // 2)."""
         if x.requires_grad or x.device.type != "cpu":
             return super().forward(x)
         height, width = (side // 2 * 2 for side in x.shape[2:])
-        lines = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
-        return torch.maximum(lines[..., 0:width:2], lines[..., 1:width:2])
+        row_maxima = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+        return torch.maximum(row_maxima[..., 0:width:2], row_maxima[..., 1:width:2])

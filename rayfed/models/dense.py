@@ -3,7 +3,6 @@
 Shapes: `B` examples, `L` tokens of each.
 """
 
-from itertools import chain, pairwise
 from typing import Annotated
 
 from torch import Tensor, nn
@@ -21,8 +20,9 @@ def text(
     embedding: Annotated[int, Ge(1)] = 64,
     hidden: Annotated[int, Ge(1)] = 128,
 ) -> Classifier:
-    """The mean of the tokens' embeddings, and a hidden layer (Joulin et al., EACL 2017, without
-    it).
+    """Build a network of the mean of the tokens' embeddings, and a hidden layer.
+
+    It is the network of Joulin et al. (EACL 2017), who have no hidden layer.
     """
     features = nn.Sequential(
         MeanEmbedding(vocabulary, embedding), nn.Linear(embedding, hidden), nn.ReLU()
@@ -37,15 +37,20 @@ def mlp(
     hidden: Annotated[int, Ge(1)] = 64,
     depth: Annotated[int, Ge(1)] = 2,
 ) -> Classifier:
-    """A multilayer perceptron on vectors: `depth` layers of `hidden` neurons with ReLU."""
-    widths = [num_features, *[hidden] * depth]
-    layers = chain.from_iterable((nn.Linear(*both), nn.ReLU()) for both in pairwise(widths))
+    """Build a multilayer perceptron on vectors: `depth` layers of `hidden` neurons with ReLU."""
+    layers: list[nn.Module] = []
+    width = num_features
+    for _ in range(depth):
+        layers.append(nn.Linear(width, hidden))
+        layers.append(nn.ReLU())
+        width = hidden
     return Classifier(nn.Sequential(*layers), head=nn.Linear(hidden, num_classes))
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the embeddings of an example's tokens, without padding: (B, L) to (B, width);
-    zeros where none is.
+    """The mean of the embeddings of an example's tokens, without padding.
+
+    It takes tokens (B, L) to vectors (B, width). An example without tokens gets zeros.
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
@@ -53,5 +58,6 @@ class MeanEmbedding(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        there = (tokens != PADDING).to(self.embedding.weight.dtype)[:, None]  # (B, 1, L)
-        return (there @ self.embedding(tokens))[:, 0] / there.sum(dim=2).clamp(min=1)
+        mask = (tokens != PADDING).to(self.embedding.weight.dtype)[:, None]  # (B, 1, L)
+        sums = (mask @ self.embedding(tokens))[:, 0]  # (B, width)
+        return sums / mask.sum(dim=2).clamp(min=1)

@@ -1,10 +1,9 @@
-"""Any model of timm by its name, `[model] name = "timm/resnet18"`.
+"""Any model of timm by its name: `[model] name = "timm/resnet18"`.
 
-The seed draws its weights: none are downloaded.
+The seed draws the weights; nothing is downloaded.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +17,30 @@ PREFIX = "timm/"
 
 
 class TimmClassifier(Classifier):
-    """A model of timm: `features` is all of it but the classifier, which is `head`."""
+    """A model of timm: `features` is all of it except the classifier, which is `head`."""
 
     def __init__(self, net: nn.Module, place: str) -> None:
-        """`place` is the name of the classifier in the model; an `Identity` takes its place."""
+        """Split a model at its classifier.
+
+        `place` is the name of the classifier in the model; an `Identity` takes its place.
+        """
         super().__init__(net, net.get_submodule(place))
         self._place = place
         net.set_submodule(place, nn.Identity())
 
     def renamed(self, name: str) -> str:
-        """The name here of an entry in timm's own files."""
+        """Return the name here of an entry in timm's own files."""
         inside = name.removeprefix(f"{self._place}.")
         return f"head.{inside}" if inside != name else f"features.{name}"
 
 
 def timm_builder(name: str) -> Callable[..., nn.Module]:
-    """The function that builds the model `timm/NAME`.
+    """Return the function that builds the model `timm/NAME`.
 
-    Raises `InputError` where timm has no such model.
+    Raises `InputError` if timm cannot be imported, or if timm has no such model.
     """
     try:
-        # Takes seconds.
+        # This import takes seconds.
         import timm
     except ImportError as error:
         install = "pip install 'rayfed-distill[timm]'"
@@ -50,23 +52,19 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
         raise InputError(
             f"model '{name}': timm {timm.__version__} has no such model{did_you_mean(name, names)}"
         )
-    wanted = name.removeprefix(PREFIX)
+    timm_name = name.removeprefix(PREFIX)
 
     def build(*, image_shape: tuple[int, int, int], num_classes: int, **options: Any) -> nn.Module:
         channels, *size = image_shape
-        given: dict[str, Any] = {
-            "pretrained": False,
-            "in_chans": channels,
-            "num_classes": num_classes,
-        }
-        create = partial(timm.create_model, wanted, **given, **options)
+        arguments = dict(pretrained=False, in_chans=channels, num_classes=num_classes, **options)
+        with_size = {**arguments, "img_size": tuple(size)}
         try:
-            net = create(img_size=tuple(size))
+            net = timm.create_model(timm_name, **with_size)
         except TypeError as error:
             if "'img_size'" not in str(error):
                 raise
-            # Of convolutions, for images of any size.
-            net = create()
+            # A network of convolutions takes images of any size, and no `img_size`.
+            net = timm.create_model(timm_name, **arguments)
         _refuse_cropping(name, net, size)
         return _split(net, image_shape)
 
@@ -74,9 +72,14 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
 
 
 def _refuse_cropping(name: str, net: nn.Module, size: list[int]) -> None:
-    """A grid of patches that is smaller than the images would leave out their edges."""
+    """Raise `InputError` if the patches do not divide the images.
+
+    The grid of patches would be smaller than the images, and leave out their edges.
+    """
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
-    if isinstance(patch, tuple) and any(side % p for side, p in zip(size, patch, strict=True)):
+    if not isinstance(patch, tuple):
+        return
+    if any(side % patch_side for side, patch_side in zip(size, patch, strict=True)):
         patches, images = "x".join(map(str, patch)), "x".join(map(str, size))
         raise InputError(
             f"model '{name}': its patches of {patches} pixels do not divide images of {images}; "
@@ -86,10 +89,11 @@ def _refuse_cropping(name: str, net: nn.Module, size: list[int]) -> None:
 
 @torch.no_grad()
 def _split(net: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The model as features and head, where its classifier is a linear layer and its last step;
-    else as it is.
+    """Return the model as features and head, if its last step is a linear classifier.
+
+    Another model is returned as it is.
     """
-    classifier = net.get_classifier() if hasattr(net, ("get_classifier")) else None  # type: ignore[operator]
+    classifier = net.get_classifier() if hasattr(net, "get_classifier") else None  # type: ignore[operator]
     if not isinstance(classifier, nn.Linear):
         return net
     place = next(name for name, module in net.named_modules() if module is classifier)

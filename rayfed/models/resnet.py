@@ -2,8 +2,8 @@
 
 They have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any
 size. The first stage keeps the resolution and every later stage halves it. `norm = "group"` puts
-GroupNorm of `groups` groups (Wu and He, ECCV 2018) in the place of BatchNorm, whose statistics
-clients with skewed labels disagree about.
+GroupNorm of `groups` groups (Wu and He, ECCV 2018) in the place of BatchNorm. Clients with skewed
+labels disagree about BatchNorm's statistics.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
 from rayfed.models.classifier import Classifier
 
-# Of inputs, outputs and stride.
+# A block is made from its inputs, outputs and stride.
 Block = Callable[[int, int, int], nn.Module]
 Norm = Literal["batch", "group"]
-# Of GroupNorm.
+# The number of groups of GroupNorm.
 Groups = Annotated[int, Ge(1)]
 Shape = tuple[int, int, int]
 
@@ -26,14 +26,17 @@ Shape = tuple[int, int, int]
 def resnet8(
     *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
 ) -> Classifier:
-    """Residual network of 8 layers: one basic block at each of the widths 16, 32, 64."""
+    """Build a residual network of 8 layers: a basic block at each of the widths 16, 32, 64."""
     return _resnet(image_shape, num_classes, _basic, 16, [(16, 1), (32, 1), (64, 1)], norm, groups)
 
 
 def resnet10(
     *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
 ) -> Classifier:
-    """Residual network of 10 layers: one basic block at each of the widths 64, 128, 256, 512."""
+    """Build a residual network of 10 layers: a basic block at each of the widths 64 to 512.
+
+    The widths are 64, 128, 256, 512.
+    """
     return _resnet(
         image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)], norm, groups
     )
@@ -47,7 +50,9 @@ def resnet18(
     norm: Norm = "batch",
     groups: Groups = 2,
 ) -> Classifier:
-    """Residual network of 18 layers: 2 basic blocks at each of the widths 64, 128, 256, 512.
+    """Build a residual network of 18 layers: 2 basic blocks at each of the widths 64 to 512.
+
+    The widths are 64, 128, 256, 512.
 
     FedACG, FedRCL and FedWSQ train it with GroupNorm of 2 groups; FL-Simulator too, with the 7x7
     stem of large images, which has stride 2 and a pool.
@@ -59,7 +64,10 @@ def resnet18(
 def resnet50(
     *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
 ) -> Classifier:
-    """Residual network of 50 layers: 3, 4, 6 and 3 bottleneck blocks (FedSSD and FedCSD)."""
+    """Build a residual network of 50 layers: 3, 4, 6 and 3 bottleneck blocks.
+
+    FedSSD and FedCSD train it.
+    """
     return _resnet(
         image_shape,
         num_classes,
@@ -79,12 +87,11 @@ def resnet56(
     norm: Norm = "batch",
     groups: Groups = 2,
 ) -> Classifier:
-    """Residual network of 56 layers for CIFAR: 9 basic blocks at each of the widths 16, 32, 64 (He
-    et al., 4.2).
+    """Build a residual network of 56 layers for CIFAR: 9 basic blocks per width 16, 32, 64.
 
-    With `bottleneck`, the network of the same name in the code of FedML and of FedAlign: 6
-    bottleneck blocks at each of the widths 64, 128, 256. They have 0.85 and 0.59 million parameters
-    for 10 classes.
+    It is the network of section 4.2 of He et al. With `bottleneck`, it is the network of the same
+    name in the code of FedML and of FedAlign: 6 bottleneck blocks at each of the widths 64, 128,
+    256. They have 0.85 and 0.59 million parameters for 10 classes.
     """
     if bottleneck:
         return _resnet(
@@ -94,7 +101,7 @@ def resnet56(
 
 
 class Residual(nn.Module):
-    """`relu(path(x) + shortcut(x))`."""
+    """A block with a shortcut: `relu(path(x) + shortcut(x))`."""
 
     def __init__(self, path: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -107,8 +114,9 @@ class Residual(nn.Module):
 
 
 class Pad(nn.Module):
-    """Every `stride`-th pixel, and `channels` of zeros after those of `x`: no parameters (He et
-    al., option A).
+    """Every `stride`-th pixel, and `channels` maps of zeros after the maps of `x`.
+
+    It has no parameters (He et al., option A).
     """
 
     def __init__(self, channels: int, stride: int) -> None:
@@ -123,30 +131,39 @@ class Pad(nn.Module):
 
 
 def _basic(inputs: int, outputs: int, stride: int) -> Residual:
+    """Return a block of two 3x3 convolutions, with a projection as its shortcut."""
     return Residual(
         _two_convolutions(inputs, outputs, stride), _projection(inputs, outputs, stride)
     )
 
 
 def _padded(inputs: int, outputs: int, stride: int) -> Residual:
+    """Return a block of two 3x3 convolutions, with padding as its shortcut."""
     return Residual(_two_convolutions(inputs, outputs, stride), Pad(outputs - inputs, stride))
 
 
 def _two_convolutions(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Return two 3x3 convolutions with a ReLU between them; the first has the stride."""
     return nn.Sequential(
         *_convolution(inputs, outputs, 3, stride), nn.ReLU(), *_convolution(outputs, outputs, 3)
     )
 
 
 def _bottleneck(inputs: int, outputs: int, stride: int) -> Residual:
+    """Return a block of 1x1, 3x3 and 1x1 convolutions, the inner ones of a quarter of the width."""
     inner = outputs // 4
-    narrow, wide = _convolution(inputs, inner, 1), _convolution(inner, inner, 3, stride)
-    path = nn.Sequential(*narrow, nn.ReLU(), *wide, nn.ReLU(), *_convolution(inner, outputs, 1))
+    path = nn.Sequential(
+        *_convolution(inputs, inner, 1),
+        nn.ReLU(),
+        *_convolution(inner, inner, 3, stride),
+        nn.ReLU(),
+        *_convolution(inner, outputs, 1),
+    )
     return Residual(path, _projection(inputs, outputs, stride))
 
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """A 1x1 convolution where the shape changes, else `x` itself (option B)."""
+    """Return a 1x1 convolution if the shape changes, otherwise the identity (option B)."""
     same_shape = stride == 1 and inputs == outputs
     return nn.Identity() if same_shape else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
@@ -161,21 +178,24 @@ def _resnet(
     groups: int,
     large: bool = False,
 ) -> Classifier:
-    """Blocks in stages of a width and a depth, after a `stem` of this width, which divides all
-    other widths.
+    """Build a stem of `stem` maps, and blocks in `stages` of a width and a depth.
 
-    The stem is a 3x3 convolution, or for `large` images a 7x7 convolution and a pool, each of
-    stride 2.
+    `stem` divides all other widths. The stem is a 3x3 convolution, or for `large` images a 7x7
+    convolution and a pool, each of stride 2. Raises `InputError` for `groups` that do not fit.
     """
-    first = (
-        _convolution(image_shape[0], stem, 7, 2) if large else _convolution(image_shape[0], stem, 3)
-    )
-    layers, inputs = [*first, nn.ReLU()], stem
+    layers: list[nn.Module] = []
     if large:
+        layers.extend(_convolution(image_shape[0], stem, 7, 2))
+        layers.append(nn.ReLU())
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    else:
+        layers.extend(_convolution(image_shape[0], stem, 3))
+        layers.append(nn.ReLU())
+    inputs = stem
     for stage, (width, depth) in enumerate(stages):
         for position in range(depth):
-            layers.append(block(inputs, width, 2 if stage > 0 and position == 0 else 1))
+            stride = 2 if stage > 0 and position == 0 else 1
+            layers.append(block(inputs, width, stride))
             inputs = width
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if norm == "batch" and groups != 2:
@@ -195,6 +215,7 @@ def _resnet(
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    """Return a padded convolution without a bias, and its BatchNorm."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution, nn.BatchNorm2d(outputs)

@@ -1,27 +1,30 @@
-"""The [model] table of a job file: a model's name and options, and the keys that change any model
-after it is built.
+"""The [model] table of a job file: a model's name and options, and keys of every model.
+
+The keys of every model change a model after it is built.
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Annotated, Any
 
 from rayfed.base.errors import spelled
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, table
 
-# A module of this package: its models, functions of these names.
+# Each module of this package has the models of these names; each is a function.
 HOMES = {
     "convnets": ("cnn", "lenet"),
     "resnet": ("resnet8", "resnet10", "resnet18", "resnet50", "resnet56"),
     "vision": ("mobilenet", "alexnet"),
     "dense": ("text", "mlp"),
 }
-MODELS = tuple(name for names in HOMES.values() for name in names)
+MODELS = tuple(chain.from_iterable(HOMES.values()))
 
 
 @dataclass(frozen=True)
 class Lora(Checked):
-    """LoRA (Hu et al., ICLR 2022): layers keep their weights, and learn `alpha / rank` times a
-    product of that rank.
+    """LoRA (Hu et al., ICLR 2022): layers keep their weights and learn a low-rank change.
+
+    The change is `alpha / rank` times a product of two matrices of that rank.
     """
 
     rank: Annotated[
@@ -56,12 +59,16 @@ class Model(Checked):
 
 
 def _read(value: Any) -> Model:
+    """Return the [model] table from a name, or from a table with a name."""
     name, options = named(value, "model", default="cnn")
-    adapt = {f.name: options.pop(f.name) for f in fields(Adapt) if f.name in options}
-    return Model(spelled(name, MODELS), options, build(Adapt, adapt, "model"))
+    adapt_options = {
+        field.name: options.pop(field.name) for field in fields(Adapt) if field.name in options
+    }
+    return Model(spelled(name, MODELS), options, build(Adapt, adapt_options, "model"))
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the [model] table in the form that `_read` reads."""
     return {"name": model.name, **model.options, **table(model.adapt)}
 
 

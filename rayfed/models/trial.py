@@ -1,9 +1,8 @@
-"""One trial of a model before a run: all that clients and the server will do with it, on copies and
-a few examples.
+"""One trial of a model before a run: what clients and the server will do with it.
 
-A model may pass a forward pass and fail in the first training step, or give other numbers in a
-copy. What would fail in a run is refused here, in a sentence about the model. The model itself, and
-the process, stay as they were.
+The trial works on copies and a few examples. A model may pass a forward pass and fail in the first
+training step, or give other numbers in a copy. What would fail in a run is refused here, in a
+sentence about the model. The model itself, and the process, stay as they were.
 
 Shapes: `B` examples, `C` classes, `D` features.
 """
@@ -36,17 +35,17 @@ from rayfed.tensors.weights import (
     with_weights,
 )
 
-# Of what the model draws in its trial.
+# The seed of what the model draws in its trial.
 SEED = 0
-# A model that keeps something from its first step may fail in the second.
+# The trial takes two steps: a model that keeps something from its first may fail in the second.
 STEPS = 2
-# Times the examples: only probabilities stay between 0 and 1 there.
+# The examples times this number: only probabilities stay between 0 and 1 there.
 FAR = 1000.0
-# How far the sum of a row of probabilities may be from 1.
+# The sum of a row of probabilities may be that far from 1.
 NEAR_ONE = 1e-3
-# Names in a message.
+# A message has at most that many names.
 NAMED = 3
-# Operations that change the form of a tensor alone, as autograd names them.
+# These operations change only the form of a tensor; the names are autograd's.
 FORMS = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
 
 
@@ -58,13 +57,13 @@ class Setting:
     inputs: Inputs
     num_classes: int
     training: Training
-    # Some of the training set, as a batch has them, (B, ...): two or more.
+    # Two or more examples of the training set, as a batch has them, (B, ...).
     examples: Tensor
-    # int64 (B,).
+    # The labels have the type int64 and the shape (B,).
     labels: Tensor
-    # Why a batch of one may be trained on; empty: no batch has one.
+    # The reason why a batch of one example may be trained on; empty if no batch has one.
     alone_in_training: str
-    # The same of batches without training.
+    # The reason why a batch of one example may be evaluated; empty if no batch has one.
     alone_in_evaluation: str
 
 
@@ -72,20 +71,19 @@ class Setting:
 class Findings:
     """What a run has to know of a model."""
 
-    # It, or its head to the features: each pass needs a copy.
+    # The model writes to its inputs, or its head to the features, so each pass needs a copy.
     writes_to_inputs: bool
-    # Buffers that have no mean, and that training leaves as they are.
+    # These buffers have no mean, and training leaves them as they are.
     constants: tuple[str, ...]
-    # Parameters that train, and got no gradient.
+    # These parameters train, and got no gradient.
     unused: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
-    """Raise `InputError` where a model in evaluation mode takes no such inputs, or gives no logits
-    for them.
+    """Raise `InputError` if a model in evaluation mode gives no logits for such inputs.
 
-    Its lazy layers are made by this pass; dropout is off, and BatchNorm's statistics stay as they
+    This pass makes the model's lazy layers. Dropout is off, and BatchNorm's statistics stay as they
     are.
     """
     examples = inputs.some(2)
@@ -106,7 +104,7 @@ def check_outputs(name: str, model: nn.Module, inputs: Inputs, num_classes: int)
 
 
 def _refuse_modes(name: str, model: nn.Module) -> None:
-    """Raise `InputError` where the model cannot be put into its two modes."""
+    """Raise `InputError` if the model cannot be put into its two modes."""
     advice = "; its train and eval must take what torch's do: train(mode=True), eval()"
     with _refusing(name, "it cannot be put into training and evaluation mode", advice):
         model.eval()
@@ -115,9 +113,10 @@ def _refuse_modes(name: str, model: nn.Module) -> None:
 
 
 def try_model(model: nn.Module, setting: Setting) -> Findings:
-    """Try a model on a setting's examples. Raises `InputError` for whatever would fail in a run.
+    """Try a model on a setting's examples, and return what a run has to know of it.
 
-    Torch's generators and settings, the model's weights and its buffers stay as they were.
+    Raises `InputError` for whatever would fail in a run. Torch's generators and settings, the
+    model's weights and its buffers stay as they were.
     """
     name = setting.name
     _refuse_entries(name, model)
@@ -127,35 +126,39 @@ def try_model(model: nn.Module, setting: Setting) -> Findings:
         writes = _try_outputs(tried, setting)
         unused = _try_steps(tried, setting, writes)
         constants = _constants(name, model, tried)
-        doubts = [
-            *_probabilities(tried, setting, writes),
-            *_kept_outside(name, model, tried, setting, writes),
-            *_in_plain_containers(name, model),
-        ]
-    return Findings(writes, constants, unused, tuple(doubts))
+        warnings: list[str] = []
+        warnings.extend(_probabilities(tried, setting, writes))
+        warnings.extend(_kept_outside(name, model, tried, setting, writes))
+        warnings.extend(_in_plain_containers(name, model))
+    return Findings(writes, constants, unused, tuple(warnings))
 
 
 def line_of(error: BaseException) -> str:
-    """The type and the first line of an error, without torch's notes for its developers."""
+    """Return the type and the first line of an error, without torch's notes for its developers.
+
+    >>> line_of(ValueError("no such layer"))
+    'ValueError: no such layer'
+    """
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @contextmanager
-def _refusing(name: str, what: str, advice: str = "") -> Iterator[None]:
-    """Raise `InputError` in place of what the model raises in the context, with the cause and the
-    way on.
+def _refusing(name: str, failure: str, advice: str = "") -> Iterator[None]:
+    """Raise `InputError` in place of what the model raises in the context.
+
+    The message has the `failure`, its cause, and what to do.
     """
     try:
         yield
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        way_on = advice or _advice(str(error))
-        raise InputError(f"model '{name}': {what}: {line_of(error)}{way_on}") from error
+        advice = advice or _advice(str(error))
+        raise InputError(f"model '{name}': {failure}: {line_of(error)}{advice}") from error
 
 
 def _advice(cause: str) -> str:
-    """The way on, of errors of torch that say little of it."""
+    """Say what to do about errors of torch that say little; return an empty text for others."""
     if "leaf Variable that requires grad" in cause or "modified by an inplace operation" in cause:
         return (
             "; give its operations in place (inplace=True, relu_, +=) up, or let them write to a "
@@ -182,36 +185,36 @@ def _advice(cause: str) -> str:
 
 
 def _size_advice(inputs: Inputs, cause: str) -> str:
-    """The way on where a model is perhaps made for images of another size."""
+    """Say what to do if a model is perhaps made for images of another size."""
     if not isinstance(inputs, Images) or not ("shape" in cause or "size" in cause):
         return ""
     return "; make its layers for image_shape, or give data.size the size that it needs"
 
 
-# What the model holds.
+# The next functions check what the model holds.
 
 
 def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
-    """Yields a warning of layers in a plain list, tuple or dictionary, where torch does not see
-    them.
+    """Yield a warning if layers are in a plain list, tuple or dictionary.
 
-    What is frozen is passed over: a teacher is often kept from torch in this way.
+    Torch does not see them there. What is frozen is passed over: a teacher is often kept from torch
+    in this way.
     """
-    known = {id(parameter) for parameter in model.parameters()}
-    found = []
+    seen_by_torch = {id(parameter) for parameter in model.parameters()}
+    unseen = []
     for place, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
                 continue
             items = value.values() if isinstance(value, dict) else value
             layers = nn.ModuleList(item for item in items if isinstance(item, nn.Module))
-            trainable = [one for one in layers.parameters() if one.requires_grad]
-            if any(id(one) not in known for one in trainable):
-                found.append(f"{place}.{attribute}" if place else attribute)
-    if found:
-        named = ", ".join(f"'{one}'" for one in found[:NAMED])
+            trained = [entry for entry in layers.parameters() if entry.requires_grad]
+            if any(id(entry) not in seen_by_torch for entry in trained):
+                unseen.append(f"{place}.{attribute}" if place else attribute)
+    if unseen:
+        listed = ", ".join(f"'{attribute}'" for attribute in unseen[:NAMED])
         yield (
-            f"model '{name}': the layers in {named} are neither trained nor sent, as torch does "
+            f"model '{name}': the layers in {listed} are neither trained nor sent, as torch does "
             "not see layers in a plain list, tuple or dictionary; put them into nn.ModuleList or "
             "nn.ModuleDict, or freeze them with requires_grad_(False) if that is meant"
         )
@@ -219,6 +222,25 @@ def _in_plain_containers(name: str, model: nn.Module) -> Iterator[str]:
 
 def _refuse_entries(name: str, model: nn.Module) -> None:
     """Raise `InputError` for parameters and buffers that cannot be copied, sent or averaged."""
+    _refuse_wrappers(name, model)
+    with _refusing(name, "its state_dict() fails"):
+        entries = dict(model.state_dict(keep_vars=True))
+    for entry, value in entries.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"model '{name}': its state has '{entry}', {_kind(value)}, which is no tensor and "
+                "has no mean over clients; keep it in a buffer (register_buffer), or without "
+                "get_extra_state"
+            )
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for entry, tensor in tensors.items():
+        _refuse_tensor(name, entry, tensor)
+    for entry, parameter in parameters_of(model).items():
+        _refuse_parameter(name, entry, parameter)
+
+
+def _refuse_wrappers(name: str, model: nn.Module) -> None:
+    """Raise `InputError` for a model that clients cannot train copies of, or not side by side."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(
             f"model '{name}': it is wrapped in {type(model).__name__}, and rayfed itself trains "
@@ -229,56 +251,52 @@ def _refuse_entries(name: str, model: nn.Module) -> None:
             f"model '{name}': torch.jit has made it, and clients cannot train copies of it; return "
             "the module itself, without torch.jit"
         )
-    with _refusing(name, "its state_dict() fails"):
-        entries = dict(model.state_dict(keep_vars=True))
-    for entry, value in entries.items():
-        if not isinstance(value, Tensor):
-            raise InputError(
-                f"model '{name}': its state has '{entry}', {_kind(value)}, which is no tensor and "
-                "has no mean over clients; keep it in a buffer (register_buffer), or without "
-                "get_extra_state"
-            )
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for entry, tensor in held.items():
-        if is_lazy(tensor):
-            raise InputError(
-                f"model '{name}': '{entry}' is of a lazy layer that a forward pass does not reach, "
-                "and has no shape; remove the layer, or give its size"
-            )
-        if tensor.device.type != "cpu":
-            raise InputError(
-                f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on "
-                "the CPU, which rayfed moves to each worker's device (from 'meta': "
-                "model.to_empty(device='cpu'), and set the weights)"
-            )
-        if tensor.numel() and _overlaps_itself(tensor):
-            raise InputError(
-                f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, "
-                "and it cannot be loaded; give it memory of its own, by clone()"
-            )
-    for entry, parameter in parameters_of(model).items():
-        if parameter.is_complex() or parameter.layout != torch.strided:
-            kind = parameter.dtype if parameter.is_complex() else parameter.layout
-            raise InputError(
-                f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be "
-                "real and dense, and torch.view_as_complex makes a complex one of it in forward"
-            )
-        if not bool(torch.isfinite(parameter).all()):
-            raise InputError(
-                f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the "
-                "run; set its values (torch.empty does not), or give it requires_grad=False if it "
-                "is a mask"
-            )
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise InputError(
-                f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the "
-                "copies that clients train lose; do that in forward, or clip gradients by "
-                "train.clip"
-            )
+
+
+def _refuse_tensor(name: str, entry: str, tensor: Tensor) -> None:
+    """Raise `InputError` for a parameter or buffer without a shape or memory of its own."""
+    if is_lazy(tensor):
+        raise InputError(
+            f"model '{name}': '{entry}' is of a lazy layer that a forward pass does not reach, "
+            "and has no shape; remove the layer, or give its size"
+        )
+    if tensor.device.type != "cpu":
+        raise InputError(
+            f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on "
+            "the CPU, which rayfed moves to each worker's device (from 'meta': "
+            "model.to_empty(device='cpu'), and set the weights)"
+        )
+    if tensor.numel() and _overlaps_itself(tensor):
+        raise InputError(
+            f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, "
+            "and it cannot be loaded; give it memory of its own, by clone()"
+        )
+
+
+def _refuse_parameter(name: str, entry: str, parameter: Tensor) -> None:
+    """Raise `InputError` for a parameter that a client cannot train as it is."""
+    if parameter.is_complex() or parameter.layout != torch.strided:
+        kind = parameter.dtype if parameter.is_complex() else parameter.layout
+        raise InputError(
+            f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be "
+            "real and dense, and torch.view_as_complex makes a complex one of it in forward"
+        )
+    if not bool(torch.isfinite(parameter).all()):
+        raise InputError(
+            f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the "
+            "run; set its values (torch.empty does not), or give it requires_grad=False if it "
+            "is a mask"
+        )
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise InputError(
+            f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the "
+            "copies that clients train lose; do that in forward, or clip gradients by "
+            "train.clip"
+        )
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor lie in one place."""
+    """Say whether two elements of a tensor lie in one place."""
     if tensor.layout != torch.strided:
         return False
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -286,7 +304,10 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 
 def _copy(name: str, model: nn.Module) -> nn.Module:
-    """A copy of the model. Raises `InputError`, with the attribute, where it cannot be copied."""
+    """Return a copy of the model.
+
+    Raises `InputError` if it cannot be copied, and names the attribute.
+    """
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -299,10 +320,10 @@ def _copy(name: str, model: nn.Module) -> nn.Module:
 
 
 def _not_copied(model: nn.Module) -> str:
-    """Which attribute of the model cannot be copied, in words."""
+    """Say which attribute of the model cannot be copied, in words for a message."""
     for place, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key != "_modules"}
-        for key, value in own.items():
+        attributes = {key: value for key, value in vars(module).items() if key != "_modules"}
+        for key, value in attributes.items():
             try:
                 copy.deepcopy(value)
             except Exception:
@@ -312,12 +333,14 @@ def _not_copied(model: nn.Module) -> str:
 
 
 def _refuse_other_sharing(name: str, model: nn.Module, copied: nn.Module) -> None:
-    """Raise `InputError` where tensors share memory that do not share it in a copy, as two views of
-    one tensor.
+    """Raise `InputError` if tensors share memory, and their copies do not.
+
+    Two views of one tensor are an example.
     """
     apart = _sharing(model) - _sharing(copied)
-    for group in sorted(sorted(names) for names in apart):
-        listed = " and ".join(f"'{entry}'" for entry in group[:NAMED])
+    groups = sorted(sorted(names) for names in apart)
+    if groups:
+        listed = " and ".join(f"'{entry}'" for entry in groups[0][:NAMED])
         raise InputError(
             f"model '{name}': {listed} share memory, and in a copy of the model they do not: "
             "clients would train them apart; make one nn.Parameter, and take its part in forward "
@@ -326,27 +349,32 @@ def _refuse_other_sharing(name: str, model: nn.Module, copied: nn.Module) -> Non
 
 
 def _sharing(model: nn.Module) -> set[frozenset[str]]:
-    """The groups of names of tensors that lie in the same memory; a tensor with two names counts
-    under the first.
+    """Return the groups of names of tensors that lie in the same memory.
+
+    A tensor with two names counts under its first name.
     """
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     groups: dict[int, set[str]] = {}
-    for entry, tensor in held.items():
+    for entry, tensor in tensors.items():
         if tensor.layout == torch.strided and tensor.numel():
             groups.setdefault(tensor.untyped_storage().data_ptr(), set()).add(entry)
     return {frozenset(group) for group in groups.values() if len(group) > 1}
 
 
-# What it gives.
+# The next functions check what the model gives.
 
 
 def _try_outputs(model: nn.Module, setting: Setting) -> bool:
-    """Passes in both modes, without steps. Gives whether the model writes to what it is given."""
-    two, one = setting.examples[:2], setting.examples[:1]
-    first = _pass(in_evaluation(model), setting, two, "in evaluation mode")
+    """Try passes in both modes, without steps.
+
+    Returns whether the model writes to its inputs. Raises `InputError` for outputs that are no
+    logits, and for a pass that fails.
+    """
+    pair, single = setting.examples[:2], setting.examples[:1]
+    writes_in_evaluation = _pass(in_evaluation(model), setting, pair, "in evaluation mode")
     if setting.alone_in_evaluation:
         try:
-            _pass(model, setting, one, "in evaluation mode")
+            _pass(model, setting, single, "in evaluation mode")
         except InputError as error:
             raise InputError(
                 f"{setting.alone_in_evaluation}, and this model cannot take a single example "
@@ -355,48 +383,48 @@ def _try_outputs(model: nn.Module, setting: Setting) -> bool:
             ) from None
     if setting.alone_in_training:
         try:
-            _pass(in_training(model), setting, one, "in training mode")
+            _pass(in_training(model), setting, single, "in training mode")
         except InputError as error:
             raise InputError(
                 f"{setting.alone_in_training}, and this model cannot be trained on a single image "
                 f"({error}); give another train.batch_size, or model"
             ) from None
-    second = _pass(in_training(model), setting, two, "in training mode")
-    return first or second
+    writes_in_training = _pass(in_training(model), setting, pair, "in training mode")
+    return writes_in_evaluation or writes_in_training
 
 
 def _pass(model: nn.Module, setting: Setting, examples: Tensor, mode: str) -> bool:
-    """Refuse outputs that are no logits.
+    """Say whether the model, or its head, writes to its inputs in a forward pass.
 
-    Gives whether the model, or its head, has written to its inputs.
+    Raises `InputError` for outputs that are no logits.
     """
-    given = examples.clone()
-    features = before = None
+    inputs = examples.clone()
+    features = features_before = None
     with _refusing(setting.name, f"its forward fails {mode}"), torch.no_grad():
         if has_features(model):
-            features = model.features(given)
-            before = features.clone()
+            features = model.features(inputs)
+            features_before = features.clone()
             logits = model.head(features)
         else:
-            logits = model(given)
-    of = f"{len(examples)} {setting.inputs} {mode}"
-    _refuse_other_outputs(setting.name, logits, of, len(examples), setting.num_classes)
+            logits = model(inputs)
+    described = f"{len(examples)} {setting.inputs} {mode}"
+    _refuse_other_outputs(setting.name, logits, described, len(examples), setting.num_classes)
     if bool(torch.isnan(logits).any()):
         raise InputError(
             f"model '{setting.name}': before any training its outputs {mode} are NaN, for the "
             "first examples of the training set; look for a division by 0, a root or a logarithm "
             "in it"
         )
-    wrote = not identical(given, examples)
-    if features is not None and before is not None:
-        wrote = wrote or not identical(features, before)
+    wrote = not identical(inputs, examples)
+    if features is not None and features_before is not None:
+        wrote = wrote or not identical(features, features_before)
     return wrote
 
 
 def _refuse_other_outputs(
     name: str, logits: Any, examples: str, count: int, num_classes: int
 ) -> None:
-    """Raise `InputError` where a model's outputs are no logits (B, C)."""
+    """Raise `InputError` if a model's outputs are no logits (B, C)."""
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else _kind(logits)
     if shape != (count, num_classes):
         raise InputError(
@@ -411,7 +439,7 @@ def _refuse_other_outputs(
 
 
 def _outputs_advice(outputs: Any) -> str:
-    """The way on where a model gives more than its logits."""
+    """Say what to do if a model gives more than its logits."""
     if isinstance(outputs, Tensor):
         return ""
     if hasattr(outputs, "logits") or (isinstance(outputs, dict) and "logits" in outputs):
@@ -423,28 +451,32 @@ def _outputs_advice(outputs: Any) -> str:
 
 
 def _refuse_other_head(name: str, model: nn.Module, examples: Tensor, logits: Tensor) -> None:
-    """Raise `InputError` where `features` and `head` do not give what `forward` gives."""
+    """Raise `InputError` if `features` and `head` do not give what `forward` gives."""
     try:
         features, through_head = features_and_logits(model, examples.clone(), copied=True)
         assert features is not None
-        same = features.ndim == 2 and torch.allclose(through_head, logits, equal_nan=True)
+        agrees = features.ndim == 2 and torch.allclose(through_head, logits, equal_nan=True)
     except Exception as error:
         raise InputError(
             f"model '{name}': head(features(images)) fails: {line_of(error)}"
         ) from error
-    if not same:
+    if not agrees:
         raise InputError(
             f"model '{name}': features(images) must have the shape (B, D), and head of them must "
             f"give the model's logits; features here: {tuple(features.shape)}"
         )
 
 
-# What a step does.
+# The next functions check what a training step does.
 
 
 def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, ...]:
-    """Steps on the cross-entropy. Gives the names of the parameters that got no gradient."""
-    name, before = setting.name, state_of(model)
+    """Take steps on the cross-entropy, and return the parameters that got no gradient.
+
+    Raises `InputError` for a step that fails, for a sparse gradient, and for a step that changes
+    the form of the model's state.
+    """
+    name, state_before = setting.name, state_of(model)
     examples, labels = setting.examples[:2], setting.labels[:2]
     parameters = parameters_of(in_training(model))
     step = stepper(parameters, setting.training, round=1)
@@ -457,13 +489,14 @@ def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, .
             _, logits = features_and_logits(model, examples.clone(), copied=writes)
             loss = cross_entropy(logits, labels)
             step(loss)
-        reached |= {entry for entry, p in parameters.items() if p.grad is not None}
-        for p in parameters.values():
-            p.grad = None
-    unlike = first_difference(state_of(model), before)
-    if unlike is not None:
+        for entry, parameter in parameters.items():
+            if parameter.grad is not None:
+                reached.add(entry)
+                parameter.grad = None
+    difference = first_difference(state_of(model), state_before)
+    if difference is not None:
         raise InputError(
-            f"model '{name}': a training step changes the form of its state: {unlike}, as it "
+            f"model '{name}': a training step changes the form of its state: {difference}, as it "
             "began; make its buffers in __init__, in their final shape, or register them with "
             "persistent=False"
         )
@@ -471,8 +504,9 @@ def _try_steps(model: nn.Module, setting: Setting, writes: bool) -> tuple[str, .
 
 
 def _refuse_sparse(name: str, parameters: Weights, loss: Tensor) -> None:
-    """Raise `InputError` for a parameter whose gradient is sparse: the steps and the methods take
-    dense ones.
+    """Raise `InputError` for a parameter whose gradient is sparse.
+
+    The steps and the methods take dense gradients.
     """
     loss.backward()
     for entry, parameter in parameters.items():
@@ -484,63 +518,65 @@ def _refuse_sparse(name: str, parameters: Weights, loss: Tensor) -> None:
 
 
 def _constants(name: str, model: nn.Module, trained: nn.Module) -> tuple[str, ...]:
-    """The buffers that have no mean, and are unchanged by steps.
+    """Return the buffers that have no mean, and that steps leave unchanged.
 
     Raises `InputError` for those that steps change.
     """
-    now, still = trained.state_dict(), []
+    trained_state = trained.state_dict()
+    unchanged = []
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for entry, buffer in model.state_dict().items():
         if entry in parameters or _has_a_mean(buffer):
             continue
-        if identical(buffer, now[entry]):
-            still.append(entry)
-        elif not _has_a_mean(now[entry]):
+        if identical(buffer, trained_state[entry]):
+            unchanged.append(entry)
+        elif not _has_a_mean(trained_state[entry]):
             raise InputError(
                 f"model '{name}': its buffer '{entry}' ({_plain(buffer.dtype)}) is changed by "
                 "training, and has no mean over clients, as it is complex, sparse, or holds a NaN "
                 "or an infinity; if clients need not send it, register it with persistent=False"
             )
-    return tuple(still)
+    return tuple(unchanged)
 
 
 def _has_a_mean(tensor: Tensor) -> bool:
-    """Whether the mean over clients of such a tensor is one."""
+    """Say whether the mean over clients of such a tensor is defined."""
     if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
         return False
     return bool(torch.isfinite(tensor).all())
 
 
-# What its user may not mean.
+# The next functions warn of what its user may not mean.
 
 
 def _probabilities(model: nn.Module, setting: Setting, writes: bool) -> Iterator[str]:
-    """A warning where the outputs are probabilities, in one of the modes."""
+    """Yield a warning if the outputs are probabilities, in one of the modes."""
     modes: dict[str, Callable[[nn.Module], nn.Module]] = {
         "in training mode": in_training,
         "in evaluation mode": in_evaluation,
     }
-    found: list[str] = []
+    affected: list[str] = []
     for mode, switch in modes.items():
         if _gives_probabilities(switch(model), setting.examples, writes):
-            found.append(mode)
-    if found:
-        where = "" if len(found) == len(modes) else f" {found[0]}"
+            affected.append(mode)
+    if affected:
+        in_mode = "" if len(affected) == len(modes) else f" {affected[0]}"
         yield (
-            f"model '{setting.name}': its outputs are probabilities{where}, and the losses take "
+            f"model '{setting.name}': its outputs are probabilities{in_mode}, and the losses take "
             "logits: the softmax would be taken twice, and training would hardly get on; return "
             "what goes into its softmax or sigmoid"
         )
 
 
 def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bool:
-    """Whether all outputs lie between 0 and 1, also far from the examples, and rows sum to 1 or a
-    sigmoid made them.
+    """Say whether all outputs are probabilities, also far from the examples.
+
+    They lie between 0 and 1, and either rows sum to 1 or a sigmoid made them.
     """
     _, logits = features_and_logits(model, examples.clone(), copied=writes)
-    last = _last_operation(logits)
+    operation = _last_operation(logits)
     sums_to_one = True
-    # A model that has diverged in its trial says nothing of its outputs.
+    # The outputs of a model that has diverged in its trial say nothing.
     if not bool(torch.isfinite(logits).any()):
         return False
     for rows in (logits, _far(model, examples, writes)):
@@ -548,12 +584,13 @@ def _gives_probabilities(model: nn.Module, examples: Tensor, writes: bool) -> bo
         if bool(((rows < 0) | (rows > 1 + NEAR_ONE)).any()):
             return False
         sums_to_one = sums_to_one and bool(((rows.sum(dim=1) - 1).abs() < NEAR_ONE).all())
-    return sums_to_one or last == "Sigmoid"
+    return sums_to_one or operation == "Sigmoid"
 
 
 def _far(model: nn.Module, examples: Tensor, writes: bool) -> Tensor:
-    """The outputs on inputs that no data have, (B, C); none (0, C) of tokens, or where the model
-    refuses them.
+    """Return the outputs (B, C) on inputs that no data have.
+
+    Tokens stay as they are. Returns no rows (0, 1) if the model refuses the inputs.
     """
     far = examples * FAR if examples.is_floating_point() else examples
     try:
@@ -564,8 +601,9 @@ def _far(model: nn.Module, examples: Tensor, writes: bool) -> Tensor:
 
 
 def _last_operation(logits: Tensor) -> str:
-    """The last operation that made the logits, as autograd names it: 'Sigmoid'; without those that
-    change the form.
+    """Return the last operation that made the logits, as autograd names it: 'Sigmoid'.
+
+    Operations that change only the form are passed over.
     """
     node = logits.grad_fn
     while node is not None:
@@ -579,23 +617,25 @@ def _last_operation(logits: Tensor) -> str:
 def _kept_outside(
     name: str, model: nn.Module, trained: nn.Module, setting: Setting, writes: bool
 ) -> Iterator[str]:
-    """A warning where a model with the trained weights gives other outputs than the trained model
-    itself.
+    """Yield a warning if the trained weights give other outputs in a copy of the model.
+
+    The trained model then keeps something outside its parameters and buffers.
     """
     with _refusing(name, "the weights of a copy cannot be loaded into another"):
         loaded = with_weights(model, state_of(trained))
     outputs = []
-    for each in (trained, loaded):
+    for candidate in (trained, loaded):
         examples = setting.examples.clone()
         with (
             isolated(SEED, torch.device("cpu")),
             torch.no_grad(),
             _refusing(name, "a copy with other weights fails"),
         ):
-            outputs.append(features_and_logits(in_evaluation(each), examples, copied=writes)[1])
-    ours, theirs = outputs
-    both_finite = bool(torch.isfinite(ours).all() and torch.isfinite(theirs).all())
-    if both_finite and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
+            _, logits = features_and_logits(in_evaluation(candidate), examples, copied=writes)
+        outputs.append(logits)
+    trained_logits, loaded_logits = outputs
+    finite = bool(torch.isfinite(trained_logits).all() and torch.isfinite(loaded_logits).all())
+    if finite and not torch.allclose(trained_logits, loaded_logits, rtol=1e-3, atol=1e-4):
         yield (
             f"model '{name}': a copy with its trained weights gives other outputs than the trained "
             "model: it keeps something outside its parameters and buffers (a counter, a plain "
@@ -605,9 +645,10 @@ def _kept_outside(
 
 
 def _kind(value: Any) -> str:
+    """Return the name of a value's type."""
     return type(value).__name__
 
 
 def _plain(kind: Any) -> str:
-    """A type or a layout of torch, without 'torch.'."""
+    """Return a type or a layout of torch, without 'torch.'."""
     return str(kind).removeprefix("torch.")

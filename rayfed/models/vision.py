@@ -1,9 +1,8 @@
-"""Two of torchvision's networks, made for images of 224 x 224 pixels, with a stem that suits small
-images too.
+"""Two of torchvision's networks, with a stem that suits small images too.
 
-Where the shorter side is below `SMALL` pixels, the first convolution keeps the resolution: at 32
-pixels AlexNet's own stem would leave nothing to pool, and MobileNet's a single pixel. Larger images
-get torchvision's network unchanged.
+They are made for images of 224 x 224 pixels. If the shorter side is below `SMALL` pixels, the first
+convolution keeps the resolution: at 32 pixels AlexNet's own stem would leave nothing to pool, and
+MobileNet's would leave a single pixel. Larger images get torchvision's network unchanged.
 """
 
 import torch
@@ -13,15 +12,18 @@ from torch.nn.functional import adaptive_avg_pool1d
 from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
 
-# Pixels
+# Images are small if their shorter side is below this number of pixels.
 SMALL = 128
 
 
 def mobilenet(
     *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2
 ) -> Classifier:
-    """torchvision's MobileNetV2, its stem of stride 1 on small images (Sandler et al., CVPR 2018)."""
-    # Takes about a second.
+    """Build torchvision's MobileNetV2 (Sandler et al., CVPR 2018).
+
+    On small images its stem has stride 1.
+    """
+    # This import takes about a second.
     from torchvision.models import mobilenet_v2
 
     channels, *sides = image_shape
@@ -38,10 +40,9 @@ def mobilenet(
 def alexnet(
     *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5
 ) -> Classifier:
-    """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997;
-    FedCSD).
+    """Build torchvision's AlexNet (Krizhevsky, arXiv:1404.5997; FedCSD).
 
-    Raises `InputError` for images below 15x15 pixels.
+    On small images its stem is 3x3 of stride 1. Raises `InputError` for images below 15x15 pixels.
     """
     from torchvision.models import alexnet as torchvision_alexnet
 
@@ -61,8 +62,9 @@ def alexnet(
 
 
 class Pool(nn.AdaptiveAvgPool2d):
-    """Average pooling to (height, width) with the same bits every time, even on GPUs, where torch's
-    gradients vary.
+    """Average pooling to (height, width) with the same bits every time, also on GPUs.
+
+    Torch's own gradients vary on GPUs.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,11 +72,12 @@ class Pool(nn.AdaptiveAvgPool2d):
 
 
 def pooled(x: Tensor, height: int, width: int) -> Tensor:
-    """`adaptive_avg_pool2d` as products of matrices: (B, c, h, w) to (B, c, height, width)."""
-    rows, columns = (
-        adaptive_avg_pool1d(
-            torch.eye(before, dtype=x.dtype, device=x.device), after
-        )  # (before, after)
-        for before, after in zip(x.shape[2:], (height, width), strict=True)
-    )
+    """Return `adaptive_avg_pool2d` of `x`, computed as products of matrices.
+
+    It takes maps (B, c, h, w) to maps (B, c, height, width).
+    """
+    identity_h = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+    identity_w = torch.eye(x.shape[3], dtype=x.dtype, device=x.device)
+    rows = adaptive_avg_pool1d(identity_h, height)  # (h, height)
+    columns = adaptive_avg_pool1d(identity_w, width)  # (w, width)
     return rows.T @ x @ columns
