@@ -1,5 +1,4 @@
-"""The columns of Parquet files as samples: images or other inputs, labels and, if asked for,
-clients and domains.
+"""The columns of Parquet files as samples: images or other inputs, labels, clients, domains.
 
 Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels.
 Labels are numbers from 0, or names. Class names come from the schema's metadata: `classes`,
@@ -33,106 +32,107 @@ from rayfed.data.settings import Data
 from rayfed.data.texts import Texts
 from rayfed.data.words import number_of, words_of
 
-# Characters, of a client or a domain.
+# The name of a client or a domain has at most that many characters.
 LONGEST_NAME = 100
 
 
 def read_parquet(
     fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None
 ) -> Samples:
-    """All rows of all files.
+    """Return all rows of all files as samples.
 
-    A test set is read with the classes of `train`. Raises InputError, with the place.
+    A test set is read with the classes of `train`. Raises InputError for anything wrong with the
+    files, and names the place.
     """
     client = "" if train else data.client
-    columns = [*data.columns, data.label, *filter(None, [client, data.domain])]
+    columns = list(data.columns)
+    columns.append(data.label)
+    columns.extend(filter(None, [client, data.domain]))
     keys = (
         f"(data.{data.in_place_of_images or 'image'}, data.label, data.partition.column, "
         "data.domain)"
     )
     table = Table(fs, paths, columns, keys)
-    named = class_names(table.schema, data.label)
-    labels = read_labels(table, data.label, named, train)
+    labels = read_labels(table, data.label, class_names(table.schema, data.label), train)
     inputs = _read_examples(table, data, train)
-    groups, clients = _read_groups(table, client) if client else (None, ())
-    domains, names = _read_groups(table, data.domain) if data.domain else (None, ())
+    groups, group_names = _read_groups(table, client) if client else (None, ())
+    domains, domain_names = _read_groups(table, data.domain) if data.domain else (None, ())
     return Samples(
         examples=inputs.examples,
         labels=labels.numbers,
         classes=labels.classes,
         groups=groups,
         domains=domains,
-        domain_names=names,
+        domain_names=domain_names,
         vocabulary=inputs.vocabulary,
-        group_names=clients,
+        group_names=group_names,
         numbered=labels.numbered,
         lengths=inputs.lengths,
     )
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
-    """The class names that a schema's metadata gives for the column `label`, in label order."""
+    """Return the class names that a schema's metadata gives for the column `label`.
+
+    They are in label order; None if there are none.
+
+    >>> class_names(pa.schema([], metadata={"classes": "cat, dog"}), "label")
+    ('cat', 'dog')
+    """
     metadata = schema.metadata or {}
     if b"classes" in metadata:
         names = metadata[b"classes"].decode(errors="replace").split(",")
         return tuple(name.strip() for name in names)
     try:
-        return tuple(
-            map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"])
-        )
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return tuple(map(str, features[label]["names"]))
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
 def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of clients or domains, numbered in their sorted order, int64 (N,), and their names."""
+    """Return a column of clients or domains as numbers, int64 (N,), and the sorted names.
+
+    Raises InputError for a row without a name that can be shown.
+    """
     column = table.column(name)
     if types.is_nested(column.type):
         raise InputError(
             f"{table.place(0)}: column '{name}' is of type {column.type}; a client, or a domain, "
             "is a number or a name"
         )
-    wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
-    if len(wrong):
+    missing = np.flatnonzero(pc.is_null(column, nan_is_null=True))
+    if len(missing):
         raise InputError(
-            f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a "
+            f"{table.place(int(missing[0]))}: NaN in column '{name}'; give each row a number or a "
             "name"
         )
     codes, values = coded(column)
     names = tuple(map(str, values))
-    # Not of U+200B alone.
-    seen = [any(map(str.isprintable, "".join(each.split()))) for each in names]
-    odd = [
-        code
-        for code, each in enumerate(names)
-        if not seen[code] or len(each.strip()) > LONGEST_NAME
-    ]
-    if odd:
-        place, length = (
-            table.place(int(np.argmax(codes == odd[0]))),
-            f"1 to {LONGEST_NAME} printable letters",
-        )
-        raise InputError(
-            f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has "
-            f"{length}"
-        )
+    for code, group in enumerate(names):
+        # A name of U+200B alone, for example, is not visible.
+        is_visible = any(map(str.isprintable, "".join(group.split())))
+        if not is_visible or len(group.strip()) > LONGEST_NAME:
+            place = table.place(int(np.argmax(codes == code)))
+            raise InputError(
+                f"{place}: {told(group)} in column '{name}'; a client, or a domain, has 1 to "
+                f"{LONGEST_NAME} printable letters"
+            )
     return codes, names
 
 
 class Inputs(NamedTuple):
-    """What a model sees of each row."""
+    """The examples that a model sees, one for each row."""
 
     examples: np.ndarray
-    # Of tokens.
+    # Only tokens have a vocabulary.
     vocabulary: int = 0
-    lengths: np.ndarray | None = (
-        # Of lists of tokens, int64 (N,), before they are cut and padded.
-        None
-    )
+    # Only tokens have lengths, int64 (N,), from before the lists are cut and padded.
+    lengths: np.ndarray | None = None
 
 
 def _read_examples(table: Table, data: Data, train: Samples | None) -> Inputs:
-    """The rows' images, tokens or vectors."""
+    """Return the rows' images, tokens or vectors."""
     if data.features:
         return Inputs(read_vectors(table, data.features))
     if data.tokens or data.text:
@@ -141,7 +141,10 @@ def _read_examples(table: Table, data: Data, train: Samples | None) -> Inputs:
 
 
 def read_images(table: Table, data: Data) -> np.ndarray:
-    """A column of images as uint8 (N, C, H, W)."""
+    """Return a column of images as uint8 (N, C, H, W).
+
+    Raises InputError for a column of another type, and for an image that cannot be decoded.
+    """
     name = data.image
     kind = table.kind(name)
     if is_list(kind):
@@ -154,14 +157,13 @@ def read_images(table: Table, data: Data) -> np.ndarray:
         paths = "; write paths as structs, {bytes: null, path: ...}" if is_text(kind) else ""
         raise InputError(
             f"{table.place(0)}: column '{name}' is of type {kind}; images are encoded bytes, "
-            f"{{bytes, path}} structs "
-            f"or lists of pixels{paths}"
+            f"{{bytes, path}} structs or lists of pixels{paths}"
         )
     return decode_all(_encoded(table, name), len(table), table.place, data.size)
 
 
 def _encoded(table: Table, name: str) -> Iterator[Read]:
-    """A function for each row, which gives the bytes of its image."""
+    """Yield a function for each row, which returns the bytes of its image."""
     row = 0
     for block in table.blocks(name):
         if not types.is_struct(block.type):
@@ -173,11 +175,9 @@ def _encoded(table: Table, name: str) -> Iterator[Read]:
         if block.type.get_field_index("path") >= 0:
             paths = pc.struct_field(block, "path")
         for value, path in zip(pc.struct_field(block, "bytes"), paths, strict=True):
-            if (
-                path is not None
-                and path.is_valid
-                and not (value.is_valid and len(value.as_buffer()))
-            ):
+            has_bytes = value.is_valid and len(value.as_buffer()) > 0
+            has_path = path is not None and path.is_valid
+            if has_path and not has_bytes:
                 yield Beside(table, row, path.as_py()).read
             else:
                 yield value.as_py
@@ -186,14 +186,17 @@ def _encoded(table: Table, name: str) -> Iterator[Read]:
 
 @dataclass(frozen=True)
 class Beside:
-    """An image of which a Parquet file has the path alone."""
+    """An image of which a Parquet file has only the path."""
 
     table: Table
     row: int
     path: str
 
     def read(self) -> bytes:
-        """Its bytes. A path is seen from the folder of the Parquet file. Raises InputError."""
+        """Return the bytes of the image, whose path is seen from the folder of the Parquet file.
+
+        Raises InputError if the image cannot be read.
+        """
         folder = posixpath.dirname(self.table.file(self.row))
         place = posixpath.join(folder, self.path)
         try:
@@ -207,9 +210,10 @@ class Beside:
 
 
 def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Lists of pixels, flat or nested, as uint8 (N, C, H, W).
+    """Return lists of pixels, flat or nested, as uint8 (N, C, H, W).
 
-    Without a shape, they are grey squares.
+    Without a shape, they are grey squares. Raises InputError for lists that do not fit the shape,
+    and for values that are no bytes.
     """
     column = table.column(name).flatten(recursive=True)
     values = column.to_numpy(zero_copy_only=False)
@@ -227,11 +231,13 @@ def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
             f"{values.max():g}; they must be whole numbers in 0..255{_way_to_bytes(values)}"
         )
     images = values.astype(np.uint8, copy=False).reshape(-1, *shape)
-    return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
+    if shape[0] not in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(images)
 
 
 def _way_to_bytes(values: np.ndarray) -> str:
-    """How to make whole numbers in 0..255 of other pixels; '' if their values do not tell."""
+    """Say how to make whole numbers in 0..255 of other pixels; '' if their values do not tell."""
     low, high = values.min(), values.max()
     if low >= 0 and high <= 1:
         return "; multiply by 255 and round"
@@ -245,13 +251,44 @@ def _way_to_bytes(values: np.ndarray) -> str:
 
 
 def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
-    """A column as int64 (N, L), its vocabulary, and the lengths of its lists.
-
-    Raises `InputError`, with the row.
+    """Return a column of tokens as int64 (N, L), its vocabulary, and the lengths of its lists.
 
     A test set has the length and the vocabulary of `train`. Token 0 pads; in text, no word has it.
+    Raises `InputError`, with the row, for a column of another type and for a token that is too
+    large.
     """
     name = data.tokens or data.text
+    lists = pa.concat_arrays(_token_blocks(table, data, name))
+    sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    # The row of each value.
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    if data.vocabulary:
+        vocabulary, limit = data.vocabulary, "data.vocabulary"
+    else:
+        vocabulary = train.vocabulary if train else int(values.max(initial=PADDING)) + 1
+        limit = "the training set's largest number, plus 1"
+    outside = np.flatnonzero((values < 0) | (values >= vocabulary))
+    if len(outside):
+        index = outside[0]
+        raise InputError(
+            f"{table.place(int(rows[index]))}: token {values[index]} in column '{name}'; tokens "
+            f"are from 0 to {vocabulary - 1} ({limit})"
+        )
+    length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
+    examples = np.full((len(sizes), length), PADDING)
+    # The position of each value in its list.
+    positions = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    fits = positions < length
+    examples[rows[fits], positions[fits]] = values[fits]
+    return Inputs(examples, vocabulary, sizes)
+
+
+def _token_blocks(table: Table, data: Data, name: str) -> list[pa.Array]:
+    """Return a column of tokens or text as blocks of lists of token numbers.
+
+    Raises `InputError` for a column of another type.
+    """
     kind = table.kind(name)
     if data.text and not is_text(kind):
         raise InputError(
@@ -270,60 +307,46 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> Inputs:
             block = _words(block, data.vocabulary)
         blocks.append(block)
     texts.tell()
-    lists = pa.concat_arrays(blocks)
-    sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    # The row of each value.
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    vocabulary = data.vocabulary or (
-        train.vocabulary if train else int(values.max(initial=PADDING)) + 1
-    )
-    wrong = np.flatnonzero((values < 0) | (values >= vocabulary))
-    if len(wrong):
-        token, place = values[wrong[0]], table.place(int(rows[wrong[0]]))
-        limit = (
-            "data.vocabulary" if data.vocabulary else "the training set's largest number, plus 1"
-        )
-        raise InputError(
-            f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} "
-            f"({limit})"
-        )
-    length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
-    out = np.full((len(sizes), length), PADDING)
-    # Of each value in its list.
-    position = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = position < length
-    out[rows[kept], position[kept]] = values[kept]
-    return Inputs(out, vocabulary, sizes)
+    return blocks
 
 
 def _words(block: pa.Array, vocabulary: int) -> pa.Array:
-    """The numbers of the words of each text."""
-    number = cache(lambda word: number_of(word, vocabulary))
-    lists = [[number(word) for word in words_of(text)] for text in block.to_pylist()]
+    """Return the token numbers of the words of each text."""
+
+    @cache
+    def number(word: str) -> int:
+        return number_of(word, vocabulary)
+
+    lists = []
+    for text in block.to_pylist():
+        lists.append([number(word) for word in words_of(text)])
     return pa.array(lists, pa.list_(pa.int64()))
 
 
 def read_vectors(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Columns, each of numbers or of lists of numbers, side by side: (N, D), float32 where that
-    holds them, or float64.
+    """Return columns of numbers, or of lists of numbers, side by side: (N, D).
 
-    Raises `InputError`, with the row, for anything else, and for a value that is NaN or infinite.
+    They are float32 if that holds the numbers, or float64. Raises `InputError`, with the row, for
+    anything else, and for a value that is NaN or infinite.
     """
     side_by_side = np.concatenate([_numbers(table, name) for name in names], axis=1)
     return np.ascontiguousarray(side_by_side, np.result_type(side_by_side, np.float32))
 
 
 def _numbers(table: Table, name: str) -> np.ndarray:
-    """A column, (N, 1), or (N, n) where it has lists of n numbers."""
+    """Return a column of numbers as (N, 1), or a column of lists of n numbers as (N, n).
+
+    Raises `InputError` for lists of several lengths, and for what is no finite number.
+    """
     column = values = table.column(name)
     if is_list(column.type):
         sizes = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-        other = np.flatnonzero((sizes != sizes[0]) | (sizes == 0))
-        if len(other):
+        odd = np.flatnonzero((sizes != sizes[0]) | (sizes == 0))
+        if len(odd):
+            row = int(odd[0])
             raise InputError(
-                f"{table.place(int(other[0]))}: a list of {sizes[other[0]]} numbers in column "
-                f"'{name}', where the first has {sizes[0]}; all lists need one length, 1 or more"
+                f"{table.place(row)}: a list of {sizes[row]} numbers in column '{name}', where "
+                f"the first has {sizes[0]}; all lists need one length, 1 or more"
             )
         values = pc.list_flatten(column)
     kind = values.type
@@ -333,9 +356,9 @@ def _numbers(table: Table, name: str) -> np.ndarray:
             "lists of numbers; write categories as columns of 0 and 1"
         )
     numbers = values.to_numpy(zero_copy_only=False).reshape(len(table), -1)
-    wrong = np.argwhere(~np.isfinite(numbers))
-    if len(wrong):
-        row, position = wrong[0]
+    not_finite = np.argwhere(~np.isfinite(numbers))
+    if len(not_finite):
+        row, position = not_finite[0]
         raise InputError(
             f"{table.place(int(row))}: {numbers[row, position]} in column '{name}'; put a number "
             "there, or leave out the row or the column"

@@ -1,5 +1,6 @@
-"""What a file is that was taken for something else: told by its first bytes, in words that say the
-way on.
+"""What a file is that was taken for something else, told by its first bytes.
+
+The words say what to do.
 """
 
 import re
@@ -9,12 +10,12 @@ POINTER = (
 )
 PAGE = "a web page (HTML), as a download that failed leaves it; download the file again"
 
-# Bytes that tell what a file is.
+# That many bytes at the beginning of a file tell what it is.
 FIRST = 512
 
 IMAGE = rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\x00|MM\x00\*"
 
-# The first bytes of a file, as a pattern, and what it is.
+# Each pattern of the first bytes of a file has words for what the file is.
 KINDS = (
     (rb"version https://git-lfs", POINTER),
     (
@@ -58,15 +59,17 @@ KINDS = (
 
 
 def is_image(data: bytes) -> bool:
-    """Whether the first bytes are those of an image that is read whatever its name: PNG, JPEG, GIF,
-    WebP or TIFF.
+    """Say whether the first bytes are the beginning of a PNG, JPEG, GIF, WebP or TIFF image.
+
+    Such an image is read whatever its name.
     """
     return re.match(IMAGE, data, re.DOTALL) is not None
 
 
 def what_it_is(data: bytes) -> str:
-    """What the first bytes say a file is, and what to do, such as 'a ZIP archive; unpack it'; '' if
-    unknown.
+    """Return what the first bytes say a file is, and what to do; '' if unknown.
+
+    An example is 'a ZIP archive; unpack it'.
 
     >>> what_it_is(b"<!DOCTYPE html><html>404")[:18], what_it_is(b"abc")
     ('a web page (HTML),', '')

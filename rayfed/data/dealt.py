@@ -1,20 +1,22 @@
-"""Partition files: who holds which image, read from others' files and written for others to read.
+"""Partition files: who holds which image.
+
+rayfed reads the files of others, and writes files for others to read.
 
 * .json and .txt: the images of each client, `{"0": [7, 2], "1": [0, 5]}` or `[[7, 2], [0, 5]]`, in
-  JSON or as Python
-  prints them (`{0: [7, 2], 1: {0, 5}}`, the index files of FedACG, FedRCL and FedWSQ)
+  JSON or as Python prints them (`{0: [7, 2], 1: {0, 5}}`, the index files of FedACG, FedRCL and
+  FedWSQ)
 * .npz: an array of images for each client, named by its number
 * .parquet: a row per image, with the columns client and image; or lists in a column images, as in a
   run's partition
 
-Clients are numbered from 0, and so are images, in the order of the training set. An image that no
-client has is the server's (`Data.auxiliary_per_class`).
+Clients are numbered from 0. Images are numbered from 0 too, in the order of the training set. An
+image that no client has is the server's (`Data.auxiliary_per_class`).
 """
 
 import ast
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +32,35 @@ SUFFIXES = (".json", ".txt", ".npz", ".parquet")
 
 
 def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
-    """The client of each of `count` images, int64 (count,), -1 where it has none; and the number of
-    clients.
+    """Return the client of each of `count` images, int64 (count,), and the number of clients.
 
-    Raises InputError where the file gives an image two, or is not such a file.
+    An image without a client has -1. Raises InputError if the file gives an image two clients, or
+    is not such a file.
     """
     place = f"data.partition.path = '{path}'"
     if not path.endswith(SUFFIXES):
         raise InputError(f"{place}: a partition file ends in {', '.join(SUFFIXES)}")
     if not exists(path):
         raise InputError(f"{place}: there is no such file")
-    fs, on_it = locate(path)
-    if not fs.get_file_info(on_it).is_file:
-        # To open a pipe would wait for ever.
+    fs, fs_path = locate(path)
+    if not fs.get_file_info(fs_path).is_file:
+        # Opening a pipe would wait for ever.
         raise InputError(f"{place}: this is not a file")
-    content = reach(path, lambda: fs.open_input_file(on_it).read())
+    content = reach(path, lambda: fs.open_input_file(fs_path).read())
     try:
         clients, sizes, images = _lists(content, path)
     except Exception as error:
-        # Each format's own.
-        why = " ".join(str(error).split()) or type(error).__name__
+        # Each format raises errors of its own.
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{place}: this does not say which client has which images ({why})"
+            f"{place}: this does not say which client has which images ({reason})"
         ) from None
     odd = clients[(clients < 0) | (clients >= count)]
     if len(odd) or not len(clients):
+        problem = f"client {odd[0]}" if len(odd) else "no client is there"
         raise InputError(
-            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client is there'}; clients are "
-            f"numbered from 0, and there are at most as many as images, {count:,}"
+            f"{place}: {problem}; clients are numbered from 0, and there are at most as many as "
+            f"images, {count:,}"
         )
     outside = images[(images < 0) | (images >= count)]
     if len(outside):
@@ -66,11 +69,11 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
             "it of other data?"
         )
     times = np.bincount(images, minlength=count)
-    twice = np.flatnonzero(times > 1)
-    if len(twice):
+    repeated = np.flatnonzero(times > 1)
+    if len(repeated):
+        image = repeated[0]
         raise InputError(
-            f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one "
-            "client"
+            f"{place}: image {image} is there {times[image]} times; give each image one client"
         )
     owner_of = np.full(count, -1)
     owner_of[images] = np.repeat(clients, sizes)
@@ -78,9 +81,7 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
 
 
 def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each list in the file its client and its length, int64 (lists,); and all their images,
-    int64.
-    """
+    """Return each list's client and length, int64 (lists,), and the images of all lists, int64."""
     if path.endswith(".parquet"):
         table = pq.read_table(io.BytesIO(content)).combine_chunks()
         clients = _whole(table.column("client"))
@@ -90,37 +91,37 @@ def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
         return clients, _whole(pc.list_value_length(lists)), _whole(pc.list_flatten(lists))
     if path.endswith(".npz"):
         with np.load(io.BytesIO(content)) as arrays:
-            held = [(name, arrays[name]) for name in arrays.files]
+            named_lists = [(name, arrays[name]) for name in arrays.files]
     else:
-        held = _named(content.decode("utf-8-sig"))
-    clients = _whole([_number(name) for name, _ in held])
+        named_lists = _named(content.decode("utf-8-sig"))
+    clients = _whole([_number(name) for name, _ in named_lists])
     if len(np.unique(clients)) < len(clients):
         raise ValueError("a client is there twice")
-    images = [_whole(of_client) for _, of_client in held]
-    return (
-        clients,
-        np.array([len(of_client) for of_client in images]),
-        np.concatenate([_whole([]), *images]),
-    )
+    image_lists = [_whole(images) for _, images in named_lists]
+    sizes = np.array([len(images) for images in image_lists])
+    # Without any list, the images are an empty list.
+    image_lists.append(_whole([]))
+    return clients, sizes, np.concatenate(image_lists)
 
 
 def _named(text: str) -> list[tuple[Any, list[Any]]]:
-    """Clients' names and lists: of a table as it stands, as a dict would keep only the last of a
-    name's lists.
+    """Return the clients' names and lists, as they stand in a text.
+
+    A dict would keep only the last of a name's lists, so the text is not evaluated as one.
     """
     body = ast.parse(text.strip(), mode="eval").body
     lists = body.values if isinstance(body, ast.Dict) else getattr(body, "elts", None)
-    if lists is None or not all(isinstance(each, ast.List | ast.Tuple | ast.Set) for each in lists):
+    if lists is None or not all(isinstance(node, ast.List | ast.Tuple | ast.Set) for node in lists):
         raise ValueError("it is no table or list of lists")
-    names = (
-        [ast.literal_eval(key) for key in body.keys if key]
-        if isinstance(body, ast.Dict)
-        else range(len(lists))
-    )
-    return list(zip(names, (sorted(ast.literal_eval(each)) for each in lists), strict=True))
+    names: Iterable[Any] = range(len(lists))
+    if isinstance(body, ast.Dict):
+        names = [ast.literal_eval(key) for key in body.keys if key]
+    image_lists = [sorted(ast.literal_eval(node)) for node in lists]
+    return list(zip(names, image_lists, strict=True))
 
 
 def _number(name: Any) -> int:
+    """Return the number of a client that a name says; raise ValueError for another name."""
     if isinstance(name, str) and name.isascii() and name.isdigit():
         return int(name)
     if type(name) is int:
@@ -129,7 +130,10 @@ def _number(name: Any) -> int:
 
 
 def _whole(values: Sequence[int] | np.ndarray | pa.ChunkedArray) -> np.ndarray:
-    """A list of whole numbers as int64; an empty list is one, of whatever type."""
+    """Return a list of whole numbers as int64; an empty list may be of any type.
+
+    Raises ValueError for everything else.
+    """
     numbers = np.asarray(values)
     if numbers.ndim != 1:
         raise ValueError("lists in lists")
@@ -148,11 +152,13 @@ def write_dealt(path: Path, clients: Sequence[np.ndarray]) -> None:
     if path.suffix not in (".json", ".npz", ".parquet"):
         raise InputError(f"--export '{path}': give a file that ends in .json, .npz or .parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = {str(i): images for i, images in enumerate(clients)}
+    images_by_client = {str(i): images for i, images in enumerate(clients)}
     if path.suffix == ".json":
-        path.write_text(json.dumps({client: images.tolist() for client, images in held.items()}))
+        lists = {client: images.tolist() for client, images in images_by_client.items()}
+        path.write_text(json.dumps(lists))
     elif path.suffix == ".npz":
-        np.savez(path, **held)  # type: ignore[arg-type]
+        np.savez(path, **images_by_client)  # type: ignore[arg-type]
     else:
         owners = np.repeat(np.arange(len(clients)), list(map(len, clients)))
-        pq.write_table(pa.table({"client": owners, "image": np.concatenate(clients)}), path)
+        table = pa.table({"client": owners, "image": np.concatenate(clients)})
+        pq.write_table(table, path)

@@ -16,8 +16,8 @@ from rayfed.base.errors import InputError
 from rayfed.data.contents import what_it_is
 from rayfed.data.seen import PLAIN, as_seen, levels
 
-# Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole
-# documents.
+# Only plain raster formats are read: Pillow's other plugins start interpreters (EPS) or parse
+# complete documents.
 FORMATS: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES: tuple[str, ...] = (
     ".png",
@@ -31,29 +31,29 @@ SUFFIXES: tuple[str, ...] = (
     ".ppm",
     ".pgm",
 )
-# Other names for the same formats.
+# These are other suffixes of the same formats.
 SUFFIXES += (".apng", ".jfif", ".jpe", ".pjpeg", ".pjp", ".dib", ".pbm", ".pnm")
-# Pillow has it since 11.3, unless it was built without, and a list of formats may name only what
-# there is. An older Pillow does not know the name, and would warn of it.
+# Pillow has AVIF since 11.3, unless it was built without. A list of formats may name only what it
+# has. An older Pillow does not know the name, and would warn of it.
 if "avif" in features.modules and features.check("avif"):
     FORMATS += ("AVIF",)
     SUFFIXES += (".avif",)
-# Of one encoded image; a few bytes can claim to unpack to gigabytes.
+# An encoded image may have that many pixels: a few bytes can claim to unpack to gigabytes.
 MAX_PIXELS = 2**24
-# Pixels of one that is scaled down; beyond it Pillow takes it for an attack.
+# An image that is scaled down may have that many pixels. Pillow takes a larger one for an attack.
 LARGEST = 89_478_485
-# One large image at a time, or they would fill the memory.
+# Large images are decoded one at a time, or they would fill the memory.
 ONE_LARGE = threading.Lock()
-# Images per task of a thread.
+# A task of a thread has that many images.
 BLOCK = 64
-# Tasks at a time, so that few bytes wait to be decoded or copied out.
+# There are that many tasks at a time, so that few bytes wait to be decoded or copied out.
 BLOCKS = 16
-# If no value of 16 bits reaches it, fewer than 64 of the 256 values of 8 bits are used.
+# If no value of 16 bits reaches this one, fewer than 64 of the 256 values of 8 bits are used.
 DARK = 2**14
 T = TypeVar("T")
-# Reads the bytes of an image.
+# A function that reads the bytes of an image.
 Read = Callable[[], bytes | None]
-# The place of the n-th example, for messages.
+# A function that returns the place of the n-th example, for messages.
 Locate = Callable[[int], str]
 log = logging.getLogger(__name__)
 
@@ -61,25 +61,29 @@ log = logging.getLogger(__name__)
 class Picture(NamedTuple):
     """A decoded image, and what its file has besides."""
 
-    # uint8 (C, H, W).
+    # The pixels are uint8 (C, H, W).
     pixels: np.ndarray
-    # Pages of a TIFF, or frames of an animation; the pixels are the first one's.
+    # The number of pages of a TIFF, or of frames of an animation. The pixels are of the first.
     pages: int = 1
-    # Of the values, if they had 16 bits.
+    # The highest value, if the values had 16 bits.
     highest: int = 0
 
 
 def decode(data: bytes, size: int = 0) -> np.ndarray:
-    """One encoded image as uint8 (C, H, W), as one sees it: grey has one channel, anything else
-    becomes RGB.
+    """Return an encoded image as uint8 (C, H, W), as one sees it.
 
-    It is turned by EXIF, and laid on white where it is transparent. With `size`, it is scaled
-    (antialiased) and cut at the centre to `size` x `size`. Raises ValueError or OSError.
+    A grey image has one channel, and any other becomes RGB. It is turned by EXIF, and laid on white
+    if it is transparent. With `size`, it is scaled (antialiased) and cut at the centre to `size` x
+    `size`. Raises ValueError or OSError.
     """
     return _picture(data, size).pixels
 
 
 def _picture(data: bytes, size: int) -> Picture:
+    """Return a decoded image, and what its file has besides.
+
+    Raises InputError for an image that is too large, and Pillow's errors for damaged bytes.
+    """
     try:
         opened = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
@@ -102,6 +106,7 @@ SMALLER = "; scale it down before, say with Pillow's Image.thumbnail((1024, 1024
 
 
 def _refuse_too_large(image: Image.Image, size: int) -> None:
+    """Raise InputError if a large image is not to be scaled down, or is too large for that."""
     pixels = f"{image.width} x {image.height} pixels, more than the"
     if image.width * image.height > LARGEST:
         raise InputError(f"{pixels} {LARGEST:,} allowed{SMALLER}")
@@ -113,30 +118,31 @@ def _refuse_too_large(image: Image.Image, size: int) -> None:
 
 
 def _reduced(image: Image.Image, size: int) -> Image.Image:
-    """A large image as one sees it, but smaller; four times `size` remains, so that it can still be
-    scaled well.
+    """Return a large image as one sees it, but smaller.
+
+    At least four times `size` remains, so that it can still be scaled well.
     """
     # JPEG can be unpacked at 1/2, 1/4 or 1/8 of its size.
     image.draft(None, (4 * size, 4 * size))
-    seen = as_seen(image)
-    factor = min(seen.size) // (4 * size)
-    return seen.reduce(factor) if factor > 1 else seen
+    upright = as_seen(image)
+    factor = min(upright.size) // (4 * size)
+    return upright.reduce(factor) if factor > 1 else upright
 
 
 def _pages(image: Image.Image) -> int:
-    """The number of pages or frames of an image's file."""
+    """Return the number of pages or frames of an image's file."""
     try:
         # A phone's JPEG with a second, smaller picture in it is one photograph.
         if not getattr(image, "is_animated", False) or image.format == "MPO":
             return 1
         return int(getattr(image, "n_frames", 1))
     except Exception:
-        # What follows the first page is damaged, and is not read.
+        # The file is damaged after the first page, which alone is read.
         return 1
 
 
 def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0) -> np.ndarray:
-    """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
+    """Return all `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
     Raises InputError, naming the image, if one cannot be decoded or differs in size. Warns of pages
     that are left out.
@@ -145,21 +151,21 @@ def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0)
     def decode_block(block: list[tuple[int, Read]]) -> list[Picture]:
         return [_decoded(read, row, place, size) for row, read in block]
 
+    def pictures(pool: ThreadPoolExecutor) -> Iterator[Picture]:
+        for group in _batched(enumerate(images), BLOCK * BLOCKS):
+            for block in pool.map(decode_block, _batched(group, BLOCK)):
+                yield from block
+
     doubts = Doubts(count, place)
     with ThreadPoolExecutor() as pool:
-        groups = _batched(enumerate(images), BLOCK * BLOCKS)
-        blocks = (
-            block for group in groups for block in pool.map(decode_block, _batched(group, BLOCK))
-        )
-        decoded = (picture for block in blocks for picture in block)
-        gathered = _gathered(doubts.noted(decoded), count, place)
+        gathered = _gathered(doubts.noted(pictures(pool)), count, place)
     doubts.tell()
     return gathered
 
 
 @dataclass
 class Doubts:
-    """What a user may not know of a set's images."""
+    """Counts what a user may not know of a set's images, and warns of it."""
 
     count: int
     place: Locate
@@ -169,7 +175,7 @@ class Doubts:
     highest: int = 0
 
     def noted(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray]:
-        """The pixels of the pictures, which are noted on the way."""
+        """Yield the pixels of the pictures, which are counted on the way."""
         for row, picture in enumerate(pictures):
             if picture.pages > 1:
                 self.with_pages += 1
@@ -180,8 +186,9 @@ class Doubts:
             yield picture.pixels
 
     def tell(self) -> None:
-        """Warn of pages and frames that are left out, and of values of 16 bits of which little
-        remains.
+        """Warn of pages and frames that are left out, and of images with 16 bits that are dark.
+
+        Of such images only few values of 8 bits remain.
         """
         if self.with_pages:
             log.warning(
@@ -203,45 +210,56 @@ class Doubts:
 
 
 def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.ndarray:
-    """Images as one array of `count` rows, without holding all of them twice."""
+    """Return images as one array of `count` rows, without holding all of them twice.
+
+    Raises InputError if one differs in size.
+    """
     out: np.ndarray = np.empty(0, dtype=np.uint8)
     for row, image in enumerate(images):
         if row == 0:
             out = np.empty((count, *image.shape), dtype=np.uint8)
         if image.shape[1:] != out.shape[2:]:
-            size, usual = (
-                " x ".join(map(str, shape)) for shape in (image.shape[1:], out.shape[2:])
-            )
+            size = " x ".join(map(str, image.shape[1:]))
+            usual = " x ".join(map(str, out.shape[2:]))
             raise InputError(
                 f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size "
                 "(say, size = 32) to scale all images to one size"
             )
         if len(image) > out.shape[1]:
             out = np.repeat(out, len(image), axis=1)
-        # A grey one is broadcast over three channels.
+        # A grey image among RGB ones is broadcast over three channels.
         out[row] = image
     return out
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:
-    """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
+    """Return images (N, C, H, W), scaled and cut at the centre to (N, C, size, size).
+
+    They are scaled as by `decode`.
+    """
     if images.shape[2:] == (size, size):
         return images
-    planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
-    fitted = [
-        _channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size))
-        for image in planar
-    ]
-    return np.ascontiguousarray(np.stack(fitted))
+    # Pillow takes grey images (H, W), and images in colour (H, W, C).
+    pillow_arrays = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
+    resized = []
+    for array in pillow_arrays:
+        image = Image.fromarray(np.ascontiguousarray(array))
+        resized.append(_channels_first(_fit(image, size)))
+    return np.ascontiguousarray(np.stack(resized))
 
 
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
+    """Yield lists of `size` items; the last list may be shorter."""
+    iterator = iter(items)
+    while True:
+        batch = list(islice(iterator, size))
+        if not batch:
+            return
         yield batch
 
 
 def _decoded(read: Read, row: int, place: Locate, size: int) -> Picture:
+    """Read and decode the image of a row; raise InputError, with the place, if that fails."""
     try:
         data = read()
     except OSError as error:
@@ -260,23 +278,25 @@ def _decoded(read: Read, row: int, place: Locate, size: int) -> Picture:
 
 
 def _why(data: bytes, error: Exception) -> str:
-    """Why bytes are no image, and the way on."""
-    found = what_it_is(data)
-    if found:
-        return f"; it is {found}"
+    """Say why bytes are no image, and what to do."""
+    kind = what_it_is(data)
+    if kind:
+        return f"; it is {kind}"
     if isinstance(error, UnidentifiedImageError):
         return f"; it is none of {', '.join(FORMATS)}: convert it to PNG, or leave it out"
-    # Without an address in memory.
+    # The rest of Pillow's message is an address in memory.
     reason = str(error).partition(" <_io.")[0]
     return f" ({reason}); it may be cut off: copy or download it again, or leave it out"
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:
+    """Return an image scaled and cut at the centre to `size`; with 0 it stays as it is."""
     if not size or image.size == (size, size):
         return image
     return ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
 
 
 def _channels_first(image: Image.Image) -> np.ndarray:
+    """Return the pixels of an image as (C, H, W)."""
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

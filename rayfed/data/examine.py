@@ -1,8 +1,8 @@
-"""One look at a data set after it was read, whatever its source, and before it is dealt to clients.
+"""One look at a data set after it was read, whatever its source, and before it is dealt.
 
 What cannot be meant is refused. What is probably not meant is a warning, with the names or the
-numbers concerned. Ordinary data give neither: the embedded set, MNIST and CIFAR-10 do not, and a
-test sees to it.
+numbers concerned. Ordinary data give no warning: a test checks it with the embedded set, MNIST and
+CIFAR-10.
 
 Shapes: `N` examples, `K` classes.
 """
@@ -21,34 +21,38 @@ from rayfed.data.labels import number_in
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.texts import is_missing, plain
 
-# Names in a message.
+# A message has at most that many names.
 NAMED = 5
 # A whole number as text, as programs write it: 1, 01 and 1.0.
 WHOLE = re.compile(r"0*(?P<digits>[0-9]+?)(?:\.0+)?")
-# Examples, of which each may have a class of its own.
+# In a set with fewer examples, each example may have a class of its own.
 FEW = 20
-# Of images in both sets, or with two labels, that is warned of.
+# From this share of images on that are in both sets, or have two labels, a warning says so.
 ODD_SHARE = 0.005
-# Of training images that are copies, that is told.
+# From this share of training images on that are copies, a line of the log says so.
 COPIED_SHARE = 0.01
-# Of texts without a word, that is warned of.
+# From this share of texts on that have no word, a warning says so.
 EMPTY_SHARE = 0.01
-# Test rows that are training rows are no chance above so many times the training set's own share.
+# A set of rows may have copies by chance. The share of test rows that are training rows is no
+# chance above so many times the share of training rows with copies.
 CHANCE = 2.0
-# Share of test rows of tables and texts, that is warned of.
+# From this share of test rows on that are training rows, a warning says so.
 LEAST_IN_BOTH = 0.1
 
 
 class Finding(NamedTuple):
     """Something to say about a data set."""
 
-    # As `logging` has them.
+    # The levels are those of `logging`.
     level: int
     message: str
 
 
 def examine(dataset: Dataset) -> list[Finding]:
-    """What is odd about a data set. Raises `InputError` where labels cannot be labels."""
+    """Return what is odd about a data set.
+
+    Raises `InputError` if labels cannot be labels.
+    """
     _refuse_ids(dataset.train)
     findings = [Finding(logging.WARNING, message) for message in _warnings(dataset)]
     findings += _findings_of_copies(dataset)
@@ -56,30 +60,32 @@ def examine(dataset: Dataset) -> list[Finding]:
 
 
 def _warnings(dataset: Dataset) -> Iterator[str]:
+    """Yield the warnings about classes, names, images and texts."""
     yield from _of_counts(dataset)
     yield from _of_names(dataset)
     yield from _of_order(dataset)
-    for which, samples in (("training", dataset.train), ("test", dataset.test)):
-        yield from _of_one_colour(which, samples)
-        yield from _of_ones(which, samples)
-        yield from _of_lengths(which, samples)
+    for split, samples in (("training", dataset.train), ("test", dataset.test)):
+        yield from _of_one_colour(split, samples)
+        yield from _of_ones(split, samples)
+        yield from _of_lengths(split, samples)
 
 
-# --- Classes
+# The next functions look at the classes.
 
 
 def _refuse_ids(train: Samples) -> None:
+    """Raise `InputError` if each example has a label of its own."""
     if len(train) < FEW or len(np.unique(train.labels)) < len(train):
         return
-    first = _quoted([train.classes[label] for label in train.labels[:NAMED]])
+    names = _quoted([train.classes[label] for label in train.labels[:NAMED]])
     raise InputError(
-        f"each of the {len(train):,} training {_things(train)} has a label of its own ({first}), "
+        f"each of the {len(train):,} training {_things(train)} has a label of its own ({names}), "
         "as an id has; name the column of the classes with data.label"
     )
 
 
 def _of_counts(dataset: Dataset) -> Iterator[str]:
-    """Classes without training or test examples, and too many classes."""
+    """Yield warnings of classes without training or test examples, and of too many classes."""
     train, test = dataset.train, dataset.test
     classes, things = train.classes, _things(train)
     in_train = np.bincount(train.labels, minlength=len(classes)) > 0
@@ -90,7 +96,7 @@ def _of_counts(dataset: Dataset) -> Iterator[str]:
             f"{used:,} classes for {len(train):,} training {things}; is data.label the column of "
             "the classes?"
         )
-    # EMNIST's letters begin with 1, and say so: their class 0 is 'N/A'.
+    # A class that is named as missing may have no examples: EMNIST's letters have a class 0, 'N/A'.
     is_gap = np.array([is_missing(name) for name in classes])
     nowhere = np.flatnonzero(~in_train & ~in_test & ~is_gap)
     numbers_alone = classes == tuple(map(str, range(len(classes))))
@@ -122,7 +128,7 @@ def _of_counts(dataset: Dataset) -> Iterator[str]:
 
 
 def _of_names(dataset: Dataset) -> Iterator[str]:
-    """Names that look like missing labels, and names that are probably one name."""
+    """Yield warnings of names that look like missing labels, and of names that are one name."""
     classes, things = dataset.train.classes, _things(dataset.train)
     counts = np.bincount(dataset.train.labels, minlength=len(classes))
     for label, name in enumerate(classes):
@@ -135,17 +141,19 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
     for name in classes:
         alike[plain(name)].append(name)
     for names in alike.values():
-        # Letters are classes of their own: A and a.
-        if len(names) > 1 and not all(len(name) == 1 for name in names):
+        # Letters are classes of their own, such as A and a.
+        are_letters = all(len(name) == 1 for name in names)
+        if len(names) > 1 and not are_letters:
             yield (
                 f"classes {_told_apart(names)} differ in capitals, spaces, invisible characters or "
                 "forms of Unicode alone; if they are one class, give it one name"
             )
-    of_number = defaultdict(list)
+    by_digits = defaultdict(list)
     for name in classes:
-        if number := WHOLE.fullmatch(name):
-            of_number[number["digits"]].append(name)
-    for names in of_number.values():
+        number = WHOLE.fullmatch(name)
+        if number:
+            by_digits[number["digits"]].append(name)
+    for names in by_digits.values():
         if len(names) > 1:
             yield (
                 f"classes {_quoted(names)} are one number, written in {len(names)} ways; if they "
@@ -154,13 +162,16 @@ def _of_names(dataset: Dataset) -> Iterator[str]:
 
 
 def _of_order(dataset: Dataset) -> Iterator[str]:
-    """Numbers of a test set that were looked up among names in another order."""
+    """Yield a warning of test numbers that were looked up among names in another order."""
     train, test = dataset.train, dataset.test
     if train.numbered or not test.numbered:
         return
-    said = [number_in(name) for name in train.classes]
-    numbers = [number for number in said if number is not None]
-    if len(numbers) == len(said) and numbers != sorted(numbers):
+    numbers = []
+    for name in train.classes:
+        number = number_in(name)
+        if number is not None:
+            numbers.append(number)
+    if len(numbers) == len(train.classes) and numbers != sorted(numbers):
         yield (
             "labels are text in the training set and numbers in the test set; a number is taken "
             "for the class of that name, and classes are in the order of text: "
@@ -168,48 +179,51 @@ def _of_order(dataset: Dataset) -> Iterator[str]:
         )
 
 
-# --- Images
+# The next functions look at images.
 
 
-def _of_one_colour(which: str, samples: Samples) -> Iterator[str]:
-    """A set whose images (N, C, H, W) have one colour alone, of which nothing can be learned."""
+def _of_one_colour(split: str, samples: Samples) -> Iterator[str]:
+    """Yield a warning of images (N, C, H, W) that have one colour alone.
+
+    Nothing can be learned of them.
+    """
     images = samples.examples
     if images.ndim != 4:
         return
     colour = images[0, :, :1, :1]
-    # Nearly every set is told by its first image.
+    # The first image is looked at first, as it is enough for nearly every set.
     if (images[0] == colour).all() and (images == colour).all():
         yield (
-            f"all images of the {which} set have one single colour, "
+            f"all images of the {split} set have one single colour, "
             f"{', '.join(map(str, colour.ravel()))}, and show nothing; is what they show in "
             "another channel, or were they saved wrongly?"
         )
 
 
-def _of_ones(which: str, samples: Samples) -> Iterator[str]:
-    """A set of images whose pixels are 0 and 1, which a viewer shows as black."""
+def _of_ones(split: str, samples: Samples) -> Iterator[str]:
+    """Yield a warning of images whose pixels are 0 and 1, which a viewer shows as black."""
     images = samples.examples
-    # Nearly every set is told by its first image.
+    # The first image is looked at first, as it is enough for nearly every set.
     if images.ndim != 4 or images[0].max() > 1 or images.max() != 1:
         return
     yield (
-        f"all pixels of the {which} set are 0 or 1 of 255, and look black; if they were from 0 to "
+        f"all pixels of the {split} set are 0 or 1 of 255, and look black; if they were from 0 to "
         "1 before they became whole numbers, all between is lost: multiply by 255 first"
     )
 
 
-# --- Texts
+# The next function looks at texts.
 
 
-def _of_lengths(which: str, samples: Samples) -> Iterator[str]:
-    """Texts, or lists of tokens, that are empty, of one word, or cut."""
+def _of_lengths(split: str, samples: Samples) -> Iterator[str]:
+    """Yield warnings of texts, or lists of tokens, that are empty, of one word, or cut."""
     if samples.lengths is None:
         return
     count, length = len(samples), samples.shape[0]
     empty = int((samples.lengths == 0).sum())
     short = int((samples.lengths <= 1).sum())
     cut = int((samples.lengths > length).sum())
-    texts = f"of {count:,} {which} texts"
+    texts = f"of {count:,} {split} texts"
     if short > count / 2:
         yield (
             f"{short:,} {texts} have one token or none, so that few texts share any; is it the "
@@ -225,15 +239,15 @@ def _of_lengths(which: str, samples: Samples) -> Iterator[str]:
         )
 
 
-# --- Copies
+# The next functions look for copies.
 
 
 def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
-    """Test examples that are training examples, and copies with two labels.
+    """Yield findings about test examples that are training examples, and about other copies.
 
-    Two photographs are never the same by chance, two rows of a table are: of yes and no, or short
-    texts. So rows count only where the test set has clearly more of the training set's rows than
-    the training set has copies.
+    Two photographs are never the same by chance. Two rows of a table may be, for example rows of
+    yes and no, or short texts. So rows count only if the test set has clearly more of the training
+    set's rows than the training set has copies.
     """
     train, test = dataset.train, dataset.test
     in_train, in_test = _hashes(train), _hashes(test)
@@ -242,9 +256,9 @@ def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
         return
     things = _things(train)
     leaked = int(np.isin(in_test, in_train).sum())
-    _, copies_of_each = np.unique(in_train, return_counts=True)
-    copied = len(in_train) - len(copies_of_each)
-    with_twin = int(copies_of_each[copies_of_each > 1].sum())
+    _, counts = np.unique(in_train, return_counts=True)
+    copied = len(in_train) - len(counts)
+    with_twin = int(counts[counts > 1].sum())
     share, own_share = leaked / len(test), with_twin / len(train)
     are_images = train.examples.dtype == np.uint8
     if are_images:
@@ -263,15 +277,12 @@ def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
         )
     if not are_images:
         return
-    both = np.stack(
-        [np.concatenate([in_train, in_test]), np.concatenate([train.labels, test.labels])]
-    )
-    doubtful = _with_two_labels(*both)
-    if doubtful >= ODD_SHARE * (len(train) + len(test)):
+    hashes = np.concatenate([in_train, in_test])
+    doubtful = _with_two_labels(hashes, np.concatenate([train.labels, test.labels]))
+    if doubtful >= ODD_SHARE * len(hashes):
         yield Finding(
             logging.WARNING,
-            f"{doubtful:,} of {len(train) + len(test):,} {things} are there with two labels or "
-            "more",
+            f"{doubtful:,} of {len(hashes):,} {things} are there with two labels or more",
         )
     if copied >= COPIED_SHARE * len(train):
         yield Finding(
@@ -282,7 +293,7 @@ def _findings_of_copies(dataset: Dataset) -> Iterator[Finding]:
 
 
 def _with_two_labels(hashes: np.ndarray, labels: np.ndarray) -> int:
-    """How many examples have a copy with another label."""
+    """Return how many examples have a copy with another label."""
     order = np.lexsort((labels, hashes))
     hashes, labels = hashes[order], labels[order]
     _, start, counts = np.unique(hashes, return_index=True, return_counts=True)
@@ -291,15 +302,16 @@ def _with_two_labels(hashes: np.ndarray, labels: np.ndarray) -> int:
 
 
 def _hashes(samples: Samples) -> np.ndarray:
-    """A hash of each example, int64 (N,): equal for equal examples, in this process."""
+    """Return a hash of each example, int64 (N,), equal for equal examples in this process."""
     rows = samples.examples.reshape(len(samples), -1)
     return np.fromiter((hash(row.tobytes()) for row in rows), np.int64, len(rows))
 
 
-# --- Words of messages
+# The next functions make words of messages.
 
 
 def _things(samples: Samples) -> str:
+    """Return the word for the examples of a set."""
     if samples.examples.dtype == np.uint8:
         return "images"
     if samples.lengths is not None:
@@ -308,7 +320,7 @@ def _things(samples: Samples) -> str:
 
 
 def _some(classes: Sequence[str], labels: np.ndarray) -> str:
-    """A number of classes, and the names of the first ones."""
+    """Return a number of classes in words, with the names of the first classes."""
     names = _quoted([classes[label] for label in labels])
     if len(labels) == 1:
         return f"1 of {len(classes):,} classes, {names}, is"
@@ -316,8 +328,9 @@ def _some(classes: Sequence[str], labels: np.ndarray) -> str:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Names in quotes, with spaces and invisible characters spelled out; the first ones, if there
-    are many.
+    """Return names in quotes, with spaces and invisible characters spelled out.
+
+    If there are many names, only the first ones are returned.
     """
     shown = [f"'{_spelled_out(name)}'" for name in names[:NAMED]]
     if len(names) > NAMED:
@@ -326,10 +339,11 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _told_apart(names: Sequence[str]) -> str:
-    """Names in quotes; in ASCII, where two look the same."""
+    """Return names in quotes, in ASCII if two names look the same."""
     looks = {unicodedata.normalize("NFKC", _spelled_out(name)) for name in names}
     return _quoted(names) if len(looks) == len(names) else ", ".join(map(ascii, names[:NAMED]))
 
 
 def _spelled_out(name: str) -> str:
+    """Return a name with characters that cannot be printed as escapes."""
     return "".join(mark if mark == " " or mark.isprintable() else repr(mark)[1:-1] for mark in name)

@@ -1,4 +1,4 @@
-"""A federation: a data set, dealt to clients.
+"""A federation: a data set that is dealt to clients.
 
 >>> from rayfed.data.partition import Shards
 >>> federation = open_federation(Data(partition=Shards(s=2, num_clients=5)))
@@ -24,10 +24,9 @@ from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
-EVALUATION_BATCH = (
-    # Examples per forward pass; a constant, since the batch size can change the last bits.
-    250
-)
+# Examples per forward pass of an evaluation. The batch size can change the last bits, so it is a
+# constant.
+EVALUATION_BATCH = 250
 
 Read = Callable[[Data], Dataset]
 
@@ -43,44 +42,48 @@ class Federation:
 
     train: Samples
     test: Samples
-    # What the clients hold: what was dealt, less the auxiliary set.
+    # The clients hold what was dealt, without the auxiliary set.
     partition: Partition
-    # What the rule dealt; its hash is noted as the run's partition.
+    # The rule dealt this partition; its hash is noted as the run's partition.
     dealt: Partition
-    # Per channel, of all training pixels, in [0, 1]; or per feature; none of tokens.
+    # Mean and deviation are per channel, of all training pixels in [0, 1], or per feature. Tokens
+    # have none.
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # int64, sorted: withdrawn from the clients for the server; empty unless asked for.
+    # These images were withdrawn from the clients for the server, int64, sorted; none by default.
     auxiliary: np.ndarray
-    # Of natural clients, as the data's column has them.
+    # Natural clients have the names that the data's column has.
     client_names: tuple[str, ...] = ()
 
     @property
     def num_clients(self) -> int:
+        """Return the number of clients."""
         return self.partition.num_clients
 
     @property
     def num_classes(self) -> int:
+        """Return the number of classes."""
         return len(self.train.classes)
 
     @property
     def inputs(self) -> Inputs:
-        """What the examples are, and so what a model takes."""
+        """Return what the examples are, and so what a model takes."""
         return inputs_of(self.train)
 
     def client(self, i: int) -> np.ndarray:
-        """Client `i`'s indices into `train`, sorted."""
+        """Return client `i`'s indices into `train`, sorted."""
         return self.partition.client(i)
 
     def called(self, i: int) -> str:
-        """Client `i`'s number, and its name where it has one."""
+        """Return client `i`'s number, and its name if it has one."""
         return f"{i} {self.client_names[i]}" if self.client_names else str(i)
 
     def num_examples(self, i: int) -> int:
+        """Return the number of examples of client `i`."""
         return len(self.client(i))
 
     def label_counts(self, i: int) -> np.ndarray:
-        """The number of images of each class that client `i` holds, int64 (K,)."""
+        """Return the number of images of each class that client `i` holds, int64 (K,)."""
         return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
 
     def prepared(
@@ -90,7 +93,10 @@ class Federation:
         device: torch.device,
         augment: Augment | None = None,
     ) -> tuple[Batches | Rows, Tensor]:
-        """Some rows of `train` or `test`, ready for batches, and their labels, int64 (rows,)."""
+        """Return some rows of `train` or `test`, ready for batches, and their labels.
+
+        Labels are int64 (rows,).
+        """
         examples = torch.from_numpy(samples.examples[rows]).to(device)
         labels = torch.from_numpy(samples.labels[rows]).to(device)
         return self.inputs.prepare(examples, self.mean, self.std, augment), labels
@@ -98,16 +104,18 @@ class Federation:
     def batches(
         self, samples: Samples, rows: np.ndarray, device: torch.device, size: int = EVALUATION_BATCH
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What a model takes of some rows of `train` or `test`, and the labels, in order, without
-        augmentation.
+        """Yield batches of some rows of `train` or `test`, and their labels, as a model takes them.
+
+        The rows are in order, and not augmented.
         """
         for start in range(0, len(rows), size):
             examples, labels = self.prepared(samples, rows[start : start + size], device)
             yield examples.plain(torch.arange(len(labels))), labels
 
     def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The filled cells of clients by classes: the client, the class, the number of images, each
-        int64 (cells,).
+        """Return the filled cells of clients by classes: clients, classes, numbers of images.
+
+        Each has the type int64 and the shape (cells,).
         """
         owners = np.repeat(np.arange(self.num_clients), self.partition.sizes)
         cells = owners * self.num_classes + self.train.labels[self.partition.indices]
@@ -115,7 +123,7 @@ class Federation:
         return filled // self.num_classes, filled % self.num_classes, counts
 
     def contents(self) -> dict[str, str]:
-        """What each part of the data holds: number, shape and a checksum.
+        """Return what each part of the data holds: number, shape and a checksum.
 
         A message says with them what differs.
         """
@@ -128,7 +136,7 @@ class Federation:
         return parts
 
     def hash(self) -> str:
-        """SHA-256 of all images and labels, training and test."""
+        """Return a SHA-256 of all images and labels, training and test."""
         digest = hashlib.sha256()
         for samples in (self.train, self.test):
             digest.update(samples.examples.data)
@@ -141,15 +149,12 @@ def open_federation(
 ) -> Federation:
     """Load the source and deal it; a natural partition has its client column read.
 
-    Raises InputError.
-
-    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for
-    more. `read` reads the source, where `load` is not to read it again.
+    The server keeps `auxiliary_per_class` images of each class, or more if the data ask for more.
+    `read` reads the source in place of `load`, for example to read it only once. Raises InputError
+    for anything wrong with the source, and if the rule refuses the data.
     """
-    # Brings pyarrow and Pillow, which actors that are sent a setup never need.
-    from rayfed.data.sources import (
-        load,
-    )
+    # This import brings pyarrow and Pillow, which actors that are sent a setup never need.
+    from rayfed.data.sources import load
 
     dataset = (read or load)(data)
     inputs = inputs_of(dataset.train)
@@ -164,14 +169,15 @@ def open_federation(
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
-    """Deal a data set's training images to clients by a partition rule, then withdraw the server's
-    auxiliary set.
+    """Deal a data set's training images to clients, then withdraw the server's auxiliary set.
 
     `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the
-    partition's seed; who holds the others does not depend on it. A partition file may have left
-    these out: then they are the server's. Raises InputError where it has left out others, where a
-    class has fewer, where a client would hold no image, where the rule refuses the data, or where a
-    user's rule leaves images out, or deals one twice.
+    partition's seed. Who holds the others does not depend on it. A partition file may have left
+    these out: then they are the server's.
+
+    Raises InputError if a partition file has left out others, if a class has fewer images, if a
+    client would hold no image, or if the rule refuses the data. Raises it too if a user's rule
+    leaves images out, or deals one twice.
     """
     train = dataset.train
     if type(rule) in PARTITIONS.values():
@@ -180,10 +186,10 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
         dealt = _split_own(rule, train)
     empty = np.flatnonzero(dealt.sizes == 0)
     if len(empty):
-        least = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
+        advice = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
         raise InputError(
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as "
-            f"client {empty[0]}, and could not train; {least}have fewer clients"
+            f"client {empty[0]}, and could not train; {advice}have fewer clients"
         )
     dealt = Partition(
         np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64)
@@ -192,16 +198,19 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     mean, std = inputs_of(train).moments(train.examples)
     names: tuple[str, ...] = ()
     if isinstance(rule, Natural) and train.groups is not None and train.group_names:
-        # Held out, a group may be gone.
+        # A group may be gone with the images that were held out.
         names = tuple(train.group_names[group] for group in np.unique(train.groups))
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary, names)
 
 
 def _split_own(rule: Rule, train: Samples) -> Partition:
-    """What a user's rule deals, checked."""
+    """Return what a user's rule deals, checked.
+
+    Raises InputError if it is no partition of all images.
+    """
     name = f"data.partition: {type(rule).__qualname__}.split"
     groups = None if train.groups is None else train.groups.copy()
-    # It may write to copies.
+    # The rule gets copies, as it may write to them.
     dealt = rule.split(train.labels.copy(), len(train.classes), groups)
     if not isinstance(dealt, Partition):
         raise InputError(
@@ -219,8 +228,9 @@ def _split_own(rule: Rule, train: Samples) -> Partition:
 
 
 def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
-    """The images that a partition file gives to no client, sorted: `per_class` of each class, for
-    the server.
+    """Return the images that a partition file gives to no client, sorted.
+
+    They are for the server. Raises InputError unless they are `per_class` images of each class.
     """
     images = np.setdiff1d(np.arange(len(train)), dealt.indices)
     counts = np.bincount(train.labels[images], minlength=len(train.classes))
@@ -237,25 +247,24 @@ def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
 def _withdraw(
     dealt: Partition, train: Samples, per_class: int, seed: int
 ) -> tuple[Partition, np.ndarray]:
-    """What the clients keep, and the sorted indices of the `per_class` images of each class that
-    they give up.
+    """Return what the clients keep, and the images of each class that they give up, sorted.
 
     The holders of a class give one image after another in turns, so they give as many, or one more
-    or fewer; except who has no more of it, or only one image left of all, which it keeps.
+    or fewer. Exceptions are a holder with no more of the class, and a holder with only one image
+    left of all, which it keeps. Raises InputError if `per_class` images of a class cannot be taken.
     """
     if len(dealt.indices) < len(train):
         return dealt, _left_out(dealt, train, per_class)
     if not per_class:
         return dealt, np.empty(0, dtype=np.int64)
-    # A stream of its own.
+    # The rule's own draws come from `seed` alone, so this stream is another one.
     rng = np.random.default_rng([seed, 1])
-    owners, labels = (
-        np.repeat(np.arange(dealt.num_clients), dealt.sizes),
-        train.labels[dealt.indices],
-    )
-    left, kept = dealt.sizes, np.ones(len(labels), dtype=bool)
+    owners = np.repeat(np.arange(dealt.num_clients), dealt.sizes)
+    labels = train.labels[dealt.indices]
+    sizes = dealt.sizes
+    is_kept = np.ones(len(labels), dtype=bool)
     counts = np.bincount(labels, minlength=len(train.classes))
-    # The rarest first, as it has the fewest to choose from.
+    # The rarest class comes first, as it has the fewest images to choose from.
     for label in np.argsort(counts, kind="stable"):
         name, count = train.classes[label], counts[label]
         if count < per_class:
@@ -266,18 +275,19 @@ def _withdraw(
         members = rng.permutation(np.flatnonzero(labels == label))
         order = np.argsort(owners[members], kind="stable")
         by_owner = owners[members[order]]
-        # 0 for the first image that its owner would give, 1 for the second, ...
+        # An image's turn is 0 if its owner would give it first, 1 if it would give it second, ...
         turns = np.empty_like(order)
         turns[order] = np.arange(len(order)) - np.searchsorted(by_owner, by_owner)
-        spare = np.flatnonzero(turns < left[owners[members]] - 1)
+        spare = np.flatnonzero(turns < sizes[owners[members]] - 1)
         if len(spare) < per_class:
             raise InputError(
                 f"an auxiliary set of {per_class} images per class cannot be taken: of class "
                 f"'{name}', clients can give up only {len(spare)} of {count} images, as each must "
                 "keep one; take fewer, or have fewer clients"
             )
-        withdrawn = members[spare[np.argsort(turns[spare], kind="stable")[:per_class]]]
-        kept[withdrawn] = False
-        left = left - np.bincount(owners[withdrawn], minlength=dealt.num_clients)
-    offsets = np.concatenate([[0], np.cumsum(left)])
-    return Partition(dealt.indices[kept], offsets), np.sort(dealt.indices[~kept])
+        by_turn = np.argsort(turns[spare], kind="stable")
+        withdrawn = members[spare[by_turn[:per_class]]]
+        is_kept[withdrawn] = False
+        sizes = sizes - np.bincount(owners[withdrawn], minlength=dealt.num_clients)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return Partition(dealt.indices[is_kept], offsets), np.sort(dealt.indices[~is_kept])

@@ -1,11 +1,11 @@
-"""Whether the data of a source are on this machine, without reading or downloading them."""
+"""A check whether the data of a source are on this machine, without reading them."""
 
 from pathlib import Path
 
 from rayfed.data.hub import HUB, PLACE
 from rayfed.data.settings import MINI
 
-# What torchvision unpacks below `data.root`.
+# Torchvision unpacks a source into this folder below `data.root`.
 FOLDERS = {
     "mnist": "MNIST/raw",
     "fashion-mnist": "FashionMNIST/raw",
@@ -16,7 +16,10 @@ FOLDERS = {
 
 
 def is_here(source: str, root: str) -> bool:
-    """Whether a source needs no download: its folder is there, whether or not it is whole."""
+    """Say whether a source needs no download.
+
+    Its folder is there; whether the folder is complete is not checked.
+    """
     folder = Path(root).expanduser()
     if source == MINI:
         return True

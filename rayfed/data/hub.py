@@ -1,9 +1,9 @@
-"""Data sets at the Hugging Face hub: a place there is downloaded once, and read as the folder or
-file that it then is.
+"""Data sets at the Hugging Face hub.
 
-A place is `hf://datasets/OWNER/NAME/PATH`; PATH is a Parquet file or a folder, and may be left out.
-`NAME@REVISION` is a branch, a tag or a commit, else `main`. The copies have the hub's own layout,
-so revisions lie side by side.
+A place there is downloaded once, and read as the folder or file that it then is. A place is
+`hf://datasets/OWNER/NAME/PATH`. PATH is a Parquet file or a folder, and may be left out.
+`NAME@REVISION` is a branch, a tag or a commit; without it, the branch is `main`. The copies have
+the hub's own layout, so revisions lie side by side.
 """
 
 import os
@@ -16,7 +16,7 @@ from rayfed.data.samples import shortened
 from rayfed.data.settings import Data
 from rayfed.data.splits import split_of_file
 
-# Our name: the place, and its column of labels.
+# Each named source has a place at the hub, and a column of labels.
 HUB = {
     "cinic10": ("hf://datasets/flwrlabs/cinic10", "label"),
     "tiny-imagenet": ("hf://datasets/zh-plus/tiny-imagenet", "label"),
@@ -28,22 +28,22 @@ PLACE = re.compile(
 
 
 def fetch(data: Data) -> Data:
-    """The same data with local paths in place of the hub's, and the column of labels that a named
-    set has.
+    """Return the same data with local paths in place of the hub's.
 
-    A job's own `data.label` wins. Raises InputError where a place is neither in `data.root` nor can
-    be downloaded.
+    They also have the column of labels that a named set has, but a job's own `data.label` wins.
+    Raises InputError if a place is neither in `data.root` nor can be downloaded.
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
-    return replace(
-        data, source=_fetch(place, data.root), test=_fetch(data.test, data.root), label=label
-    )
+    source = _fetch(place, data.root)
+    test = _fetch(data.test, data.root)
+    return replace(data, source=source, test=test, label=label)
 
 
 def _fetch(place: str, root: str) -> str:
-    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub
-    stays as it is.
+    """Return the local path of a place, downloaded if it is not in `root`.
+
+    A path that is not at the hub stays as it is. Raises InputError if it cannot be downloaded.
     """
     if not place.startswith("hf://"):
         return place
@@ -63,11 +63,8 @@ def _fetch(place: str, root: str) -> str:
     repository, revision, path = match[1], match[2] or "main", match[3] or ""
     pattern = path if path.endswith(".parquet") else f"{path}/*.parquet".removeprefix("/")
     cache = Path(root).expanduser() / "hub"
-    # As with torchvision, what is here is not asked for again, even if main moves on.
-    for offline in (
-        True,
-        False,
-    ):
+    # The copy here is tried before the hub, even if main moves on, as with torchvision.
+    for offline in (True, False):
         try:
             folder = snapshot_download(
                 repository,
@@ -78,10 +75,10 @@ def _fetch(place: str, root: str) -> str:
                 local_files_only=offline,
             )
         except Exception as error:
-            # The hub's, its HTTP client's, and those of the disk.
+            # The hub, its HTTP client and the disk raise errors of their own.
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            # The hub's * crosses folders.
+            # At the hub, * in a pattern crosses folders.
             files = sorted(Path(folder).glob(pattern.replace("*", "**/*")))
             if files:
                 return _common(place, files)
@@ -94,7 +91,10 @@ def _fetch(place: str, root: str) -> str:
 
 
 def _common(place: str, files: list[Path]) -> str:
-    """The file, or the folder that has all of them and in which their names tell the split."""
+    """Return the only file, or the folder that has all files.
+
+    Raises InputError if the files lie in several folders whose names tell no split.
+    """
     if len(files) == 1:
         return str(files[0])
     folder = Path(os.path.commonpath([file.parent for file in files]))

@@ -1,5 +1,4 @@
-"""What the examples of a data set are, and so what a model takes: images, lists of tokens, or
-vectors of features.
+"""The kinds of examples, and so what a model takes: images, tokens or vectors of features.
 
 The fields of a kind are the keyword arguments with which a model for it is built.
 
@@ -23,58 +22,61 @@ from rayfed.data.augment import Batches, Rows, prepare
 from rayfed.data.samples import Samples
 from rayfed.data.settings import Augment
 
-# Examples of which a sum is taken at a time: squares take twice the memory of what they are squares
-# of.
-SOME = 1024
+# Sums are taken of that many examples at a time, as squares take twice the memory of the examples.
+BLOCK = 1024
 Floats = Sequence[float]
-# Mean and standard deviation, as `prepare` takes them.
+# A mean and a standard deviation, as `prepare` takes them.
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Images(NamedTuple):
-    """Images of one shape; in a batch normalised, float32 (B, C, H, W)."""
+    """Images of one shape; in a batch they are normalised, float32 (B, C, H, W)."""
 
     image_shape: tuple[int, int, int]  # (C, H, W)
 
     @property
     def size(self) -> str:
+        """Return the shape of an image in words for a message."""
         return "x".join(map(str, self.image_shape))
 
     def __str__(self) -> str:
         return f"images of {self.size}"
 
     def some(self, count: int) -> Tensor:
-        """Made-up examples, as a batch has them, to try a model on."""
-        return torch.linspace(0, 1, count * math.prod(self.image_shape)).view(
-            count, *self.image_shape
-        )
+        """Make up examples, as a batch has them, to try a model on."""
+        pixels = torch.linspace(0, 1, count * math.prod(self.image_shape))
+        return pixels.view(count, *self.image_shape)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """Of each channel of a training set, uint8 (n, C, H, W), in units of [0, 1].
+        """Return mean and deviation of each channel of a training set, uint8 (n, C, H, W).
 
-        The sums are of integers, hence exact and the same on every machine. A constant channel has
-        deviation 1, so that it can be a divisor.
+        They are in units of [0, 1]. The sums are of integers, hence exact and the same on every
+        machine. A constant channel has deviation 1, so that it can be a divisor.
 
         >>> Images((1, 1, 1)).moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
         ((0.5,), (0.5,))
         """
         channels = examples.shape[1]
-        total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
-        for start in range(0, len(examples), SOME):
-            some = examples[start : start + SOME]
-            total += some.sum(axis=(0, 2, 3), dtype=np.int64)
-            # 255**2 < 2**16.
-            squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
+        totals = np.zeros(channels, dtype=np.int64)
+        squares = np.zeros(channels, dtype=np.int64)
+        for start in range(0, len(examples), BLOCK):
+            block = examples[start : start + BLOCK]
+            totals += block.sum(axis=(0, 2, 3), dtype=np.int64)
+            # 16 bits are enough, as 255**2 < 2**16.
+            squares += np.square(block, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
         count = examples.size // channels
-        mean = tuple(int(t) / count / 255 for t in total)
-        # n**2 times the variance is a whole number too, and Python's integers do not overflow.
-        spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
-        return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
+        means, deviations = [], []
+        for total, square in zip(totals.tolist(), squares.tolist(), strict=True):
+            means.append(total / count / 255)
+            # n**2 times the variance is a whole number too, and Python's integers do not overflow.
+            spread = square * count - total**2
+            deviations.append((spread**0.5 / count / 255) or 1.0)
+        return tuple(means), tuple(deviations)
 
     def prepare(
         self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None
     ) -> Batches:
-        """Images, uint8 (n, C, H, W), ready for batches."""
+        """Return images, uint8 (n, C, H, W), ready for batches."""
         return prepare(examples, mean, std, augment)
 
 
@@ -82,66 +84,68 @@ class Tokens(NamedTuple):
     """Lists of token numbers, cut and padded to one length; in a batch int64 (B, L)."""
 
     length: int
-    # Each number is below it; 0, the padding, is one of them.
+    # Each number is below the vocabulary; 0, the padding, is one of the numbers.
     vocabulary: int
 
     @property
     def size(self) -> str:
+        """Return the length and the vocabulary in words for a message."""
         return f"{self.length} tokens, vocabulary {self.vocabulary:,}"
 
     def __str__(self) -> str:
         return f"lists of {self.size}"
 
     def some(self, count: int) -> Tensor:
-        """Made-up examples, as a batch has them, to try a model on."""
+        """Make up examples, as a batch has them, to try a model on."""
         return (torch.arange(count * self.length) % self.vocabulary).view(count, self.length)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """None: token numbers are names."""
+        """Return no moments, as token numbers are names."""
         return (), ()
 
     def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
-        """Tokens, int64 (n, L), as they are."""
+        """Return tokens, int64 (n, L), as they are."""
         return Rows(examples)
 
 
 class Vectors(NamedTuple):
-    """Vectors of numbers; in a batch standardised, float32 (B, D)."""
+    """Vectors of numbers; in a batch they are standardised, float32 (B, D)."""
 
     num_features: int
 
     @property
     def size(self) -> str:
+        """Return the number of features in words for a message."""
         return f"{self.num_features} features"
 
     def __str__(self) -> str:
         return f"vectors of {self.size}"
 
     def some(self, count: int) -> Tensor:
-        """Made-up examples, as a batch has them, to try a model on."""
+        """Make up examples, as a batch has them, to try a model on."""
         return torch.linspace(0, 1, count * self.num_features).view(count, self.num_features)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """Of each feature of a training set (n, D), in its unit.
+        """Return mean and deviation of each feature of a training set (n, D), in its unit.
 
         A constant feature has deviation 1.
 
         >>> Vectors(2).moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
         ((2.0, 5.0), (1.0, 1.0))
         """
-        blocks = [examples[start : start + SOME] for start in range(0, len(examples), SOME)]
+        blocks = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
         mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(examples)
         squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
-        # Rounding may leave it a deviation that is not quite 0.
+        # Rounding may leave a constant feature a deviation that is not quite 0.
         constant = examples.min(axis=0) == examples.max(axis=0)
         deviation = np.where(constant, 1.0, np.sqrt(squares / len(examples)))
         return tuple(mean.tolist()), tuple(deviation.tolist())
 
     def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
-        """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
+        """Return vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
         centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
         scale = torch.tensor(std, dtype=torch.float64, device=examples.device)
-        # A date in seconds has too many digits for float32.
+        # float64 is needed before: a date in seconds has too many digits for float32.
         return Rows(((examples.double() - centre) / scale).float())
 
 
@@ -150,22 +154,26 @@ INPUTS: tuple[type[Images] | type[Tokens] | type[Vectors], ...] = (Images, Token
 
 
 def inputs_of(samples: Samples) -> Inputs:
-    """What the examples of a set are, by the type of their numbers."""
+    """Say what the examples of a set are, by the type of their numbers."""
     if samples.examples.dtype == np.uint8:
         channels, height, width = samples.shape
         return Images((channels, height, width))
     (length,) = samples.shape
-    return (
-        Vectors(length)
-        if samples.examples.dtype.kind == "f"
-        else Tokens(length, samples.vocabulary)
-    )
+    if samples.examples.dtype.kind == "f":
+        return Vectors(length)
+    return Tokens(length, samples.vocabulary)
 
 
 def inputs_with(keywords: Mapping[str, Any]) -> Inputs:
-    """The inputs with these fields. Raises TypeError where they are those of no kind."""
+    """Return the inputs with these fields.
+
+    Raises TypeError if no kind of inputs has these fields.
+
+    >>> inputs_with({"num_features": 7})
+    Vectors(num_features=7)
+    """
     for kind in INPUTS:
-        if keywords.keys() == {*kind._fields}:
+        if keywords.keys() == set(kind._fields):
             return kind(**keywords)
     kinds = ", or ".join(" and ".join(kind._fields) for kind in INPUTS)
     raise TypeError(

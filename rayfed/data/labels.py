@@ -1,10 +1,9 @@
 """Labels of a column as numbers of classes.
 
-A test set's labels get the numbers of the training set's classes.
-
 Labels are whole numbers, which index the class names, or names. Truth values are the classes False
-and True. Numbers of a test set mean an index only where those of its training set do: beside names,
-a number is looked up as a name.
+and True. A test set's labels get the numbers of the training set's classes. Numbers of a test set
+are an index only if numbers of its training set are. If the training set has names, a number is
+looked up as a name.
 
 Shapes: `N` rows, `K` classes.
 """
@@ -18,7 +17,7 @@ from pyarrow import types
 
 from rayfed.base.errors import InputError, nearest
 from rayfed.data.parquet import Table, coded, is_list, is_text
-from rayfed.data.samples import Samples, few_classes, shortened
+from rayfed.data.samples import Samples, refuse_many_classes, shortened
 
 TRUTH = ("False", "True")
 UNLABELLED = (
@@ -34,39 +33,41 @@ ONE_HOT = (
 class Labels(NamedTuple):
     """The labels of a set."""
 
-    # int64 (N,), 0..K-1.
+    # The labels are int64 (N,), 0..K-1.
     numbers: np.ndarray
-    # The K names, in the order of the numbers.
+    # The K names are in the order of the numbers.
     classes: tuple[str, ...]
     # The file says which number is which class, in its column or its metadata.
     numbered: bool
 
 
 def read_labels(
-    table: Table, name: str, named: tuple[str, ...] | None, train: Samples | None
+    table: Table, name: str, listed: tuple[str, ...] | None, train: Samples | None
 ) -> Labels:
-    """The labels in the column `name`.
+    """Return the labels in the column `name`.
 
-    `named` are the class names that the file's metadata has, if any.
-
-    Raises `InputError`, with the row, for what is no label, and for a test label that none of
-    `train`'s classes has.
+    `listed` are the class names that the file's metadata has, if any. Raises `InputError`, with the
+    row, for what is no label, and for a test label that none of `train`'s classes has.
     """
-    if named is not None:
-        _refuse_bad_names(named, table)
+    if listed is not None:
+        _refuse_bad_names(listed, table)
     column = table.column(name)
     if is_text(column.type):
-        return _from_names(table, column, name, named, train)
-    return _from_numbers(table, column, name, named, train)
+        return _from_names(table, column, name, listed, train)
+    return _from_numbers(table, column, name, listed, train)
 
 
 def _from_names(
     table: Table,
     column: pa.Array,
     name: str,
-    named: tuple[str, ...] | None,
+    listed: tuple[str, ...] | None,
     train: Samples | None,
 ) -> Labels:
+    """Return the labels of a column of text.
+
+    Raises `InputError`, with the row, for an empty text, and for a test label of no class.
+    """
     codes, used = coded(column)
     for code, label in enumerate(used):
         if not label.strip():
@@ -76,12 +77,14 @@ def _from_names(
                 "or leave it out"
             )
     if train is not None:
-        classes, numbered = train.classes, train.numbered
+        classes = train.classes
+        numbered = train.numbered
     else:
-        classes, numbered = named or tuple(used), named is not None
-    few_classes(len(classes), f"column '{name}'")
-    number_of = _Lookup(classes, numbered)
-    numbers = np.array([number_of.find(label) for label in used])[codes]
+        classes = listed or tuple(used)
+        numbered = listed is not None
+    refuse_many_classes(len(classes), f"column '{name}'")
+    lookup = _Lookup(classes, numbered)
+    numbers = np.array([lookup.find(label) for label in used])[codes]
     unknown = np.flatnonzero(numbers < 0)
     if len(unknown):
         row = int(unknown[0])
@@ -99,28 +102,31 @@ def _from_numbers(
     table: Table,
     column: pa.Array,
     name: str,
-    named: tuple[str, ...] | None,
+    listed: tuple[str, ...] | None,
     train: Samples | None,
 ) -> Labels:
+    """Return the labels of a column of numbers.
+
+    Raises `InputError`, with the row, for a number of no class.
+    """
     numbers = _whole_numbers(table, column, name)
-    if train is not None and named is None and not train.numbered:
+    if train is not None and listed is None and not train.numbered:
         return _by_name(table, numbers, name, train)
-    classes = named
+    classes = listed
     if classes is None and train is not None:
         classes = train.classes
     if classes is None and types.is_boolean(column.type):
         classes = TRUTH
     num_classes = len(classes) if classes else int(numbers.max()) + 1
-    few_classes(num_classes, f"column '{name}'")
+    refuse_many_classes(num_classes, f"column '{name}'")
     if classes is None:
         classes = tuple(map(str, range(num_classes)))
     outside = np.flatnonzero((numbers < 0) | (numbers >= num_classes))
     if len(outside):
         row = int(outside[0])
-        why = why_negative(numbers)
         raise InputError(
             f"{table.place(row)}: label {numbers[row]} is outside 0..{num_classes - 1} "
-            f"({shortened(classes)}){why}"
+            f"({shortened(classes)}){why_negative(numbers)}"
         )
     if train is None or classes == train.classes:
         return Labels(numbers, classes, True)
@@ -128,7 +134,10 @@ def _from_numbers(
 
 
 def _whole_numbers(table: Table, column: pa.Array, name: str) -> np.ndarray:
-    """A column of whole numbers, of whatever type, as int64 (N,)."""
+    """Return a column of whole numbers, of whatever type, as int64 (N,).
+
+    Raises `InputError` for what is no whole number.
+    """
     kind = column.type
     place = f"{table.place(0)}: column '{name}' is of type {kind}"
     if is_list(kind):
@@ -154,8 +163,10 @@ def _whole_numbers(table: Table, column: pa.Array, name: str) -> np.ndarray:
 
 
 def _by_name(table: Table, numbers: np.ndarray, name: str, train: Samples) -> Labels:
-    """Numbers of a test set whose training set has names: each means the class with this number as
-    its name.
+    """Return the labels of a test set that has numbers, while its training set has names.
+
+    Each number means the class with this number as its name. Raises `InputError` if the names are
+    no numbers, and for a number of no class.
     """
     classes = train.classes
     by_number = _numbers_of(classes)
@@ -170,30 +181,32 @@ def _by_name(table: Table, numbers: np.ndarray, name: str, train: Samples) -> La
     unknown = np.flatnonzero(labels < 0)
     if len(unknown):
         row = int(unknown[0])
-        why = why_negative(numbers)
         raise InputError(
             f"{table.place(row)}: label {numbers[row]} is not one of the classes "
-            f"({shortened(classes)}){why}"
+            f"({shortened(classes)}){why_negative(numbers)}"
         )
     return Labels(labels, classes, True)
 
 
 def _renumbered(
-    table: Table, numbers: np.ndarray, theirs: tuple[str, ...], classes: tuple[str, ...]
+    table: Table, numbers: np.ndarray, test_classes: tuple[str, ...], classes: tuple[str, ...]
 ) -> np.ndarray:
-    """Numbers that index the test file's own names, as numbers that index the training set's."""
+    """Return numbers that index a test file's classes as numbers that index the training set's.
+
+    Raises `InputError` for a class that the training set does not have.
+    """
     number_of = {label: number for number, label in enumerate(classes)}
-    if any(label not in number_of for label in theirs):
+    if any(label not in number_of for label in test_classes):
         raise InputError(
-            f"{table.place(0)}: its classes ({shortened(theirs)}) are not the training set's "
+            f"{table.place(0)}: its classes ({shortened(test_classes)}) are not the training set's "
             f"({shortened(classes)}); write the same names into the metadata of both files, or "
             "into neither"
         )
-    return np.array([number_of[label] for label in theirs])[numbers]
+    return np.array([number_of[label] for label in test_classes])[numbers]
 
 
 class _Lookup:
-    """Finds the number of a label that is text: by its name, or by the number that the name says."""
+    """Finds the number of a label that is text, by its name or by the number that the name says."""
 
     def __init__(self, classes: tuple[str, ...], numbered: bool) -> None:
         self._by_name = {label: number for number, label in enumerate(classes)}
@@ -202,56 +215,69 @@ class _Lookup:
             self._by_number = {number: number for number in range(len(classes))}
 
     def find(self, label: str) -> int:
-        """The number of a label, or -1."""
+        """Return the number of a label, or -1."""
         if label in self._by_name:
             return self._by_name[label]
-        said = number_in(label)
-        if self._by_number is None or said is None:
+        number = number_in(label)
+        if self._by_number is None or number is None:
             return -1
-        return self._by_number.get(said, -1)
+        return self._by_number.get(number, -1)
 
 
 def _numbers_of(classes: Sequence[str]) -> dict[int, int] | None:
-    """The class with each number as its name; None where a name is no number, or two say the same."""
-    said = [number_in(label) for label in classes]
-    numbers = {number: label for label, number in enumerate(said) if number is not None}
+    """Return the class of each number that a name says.
+
+    Returns None if a name is no number, or if two names say the same number.
+
+    >>> _numbers_of(["01", "0"]), _numbers_of(["1", "01"]), _numbers_of(["cat"])
+    ({1: 0, 0: 1}, None, None)
+    """
+    numbers = {}
+    for label, name in enumerate(classes):
+        number = number_in(name)
+        if number is not None:
+            numbers[number] = label
     return numbers if len(numbers) == len(classes) else None
 
 
 def why_negative(labels: np.ndarray) -> str:
-    """The end of a message about labels: what those below 0 probably mean, and what to do; '' if
-    there are none.
+    """Say what labels below 0 probably mean, and what to do, as the end of a message.
+
+    Returns '' if there are none.
     """
     lowest = int(labels.min())
     if lowest >= 0:
         return ""
     if set(np.unique(labels)) == {-1, 1}:
         return "; of labels -1 and 1, write 0 and 1"
-    return f"; {UNLABELLED}" if lowest == -1 else "; labels are numbers from 0"
+    if lowest == -1:
+        return f"; {UNLABELLED}"
+    return "; labels are numbers from 0"
 
 
 def number_in(text: str) -> int | None:
-    """The whole number that a text says, also as a table writes it that has floats; None of other
-    text.
+    """Return the whole number that a text says, or None if it says none.
+
+    The text may have the form in which a table of floats writes the number.
 
     >>> number_in("07"), number_in("7.0"), number_in("cat")
     (7, 7, None)
     """
-    whole, _, rest = text.strip().partition(".")
-    sign = whole[:1] == "-"
-    digits = whole[1:] if sign else whole
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or rest.strip("0"):
+    whole, _, decimals = text.strip().partition(".")
+    is_negative = whole.startswith("-")
+    digits = whole[1:] if is_negative else whole
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or decimals.strip("0"):
         return None
-    return -int(digits) if sign else int(digits)
+    return -int(digits) if is_negative else int(digits)
 
 
-def _refuse_bad_names(named: tuple[str, ...], table: Table) -> None:
-    """Raises `InputError` where two classes of a file's metadata have one name."""
-    seen: set[str] = set()
-    for label in named:
-        if label in seen:
+def _refuse_bad_names(listed: tuple[str, ...], table: Table) -> None:
+    """Raise `InputError` if two classes of a file's metadata have one name."""
+    labels: set[str] = set()
+    for label in listed:
+        if label in labels:
             raise InputError(
                 f"{table.place(0)}: the metadata name the class '{label}' twice; give each class a "
                 "name of its own"
             )
-        seen.add(label)
+        labels.add(label)

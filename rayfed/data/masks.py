@@ -1,8 +1,8 @@
-"""Masks of a segmentation among images of classes: told by the names of folders and files.
+"""Masks of a segmentation among images of classes, told by names of folders and files.
 
-A mask is an image file, and no example of a class: it says which pixels of another image belong to
+A mask is an image file, but no example of a class: it says which pixels of another image belong to
 something. Sets of segmentation have folders `images` and `masks` in each class, or files `1.png`
-and `1_mask.png` beside each other.
+and `1_mask.png` next to each other.
 """
 
 import posixpath
@@ -12,16 +12,20 @@ from collections.abc import Collection, Sequence
 
 WORDS = r"(?:masks?|segmentations?|segs?|ground[-_ ]?truths?|gts?|annotations?)"
 FOLDER = re.compile(rf"{WORDS}|[a-z]+[-_ ]{WORDS}", re.IGNORECASE)
-# `1_mask.png`, and `1_mask_2.png` where an image has several.
+# A mask is called `1_mask.png`, or `1_mask_2.png` if an image has several masks.
 FILE = re.compile(rf"(?P<image>.+?)[-_. ]+{WORDS}(?:[-_. ]*\d+)?", re.IGNORECASE)
 
 
 def masks_beside(folders: Collection[tuple[str, ...]], container: re.Pattern[str]) -> str:
-    """A folder of masks beside one of images, as names from the top; '' if there is none.
+    """Return a folder of masks next to a folder of images, or '' if there is none.
+
+    Folders are names from the top.
 
     >>> names = [("flu", "images"), ("flu", "masks"), ("well", "images"), ("well", "masks")]
-    >>> masks_beside(names, re.compile("images")), masks_beside([("mask",), ("none",)], re.compile("images"))
-    ('flu/masks', '')
+    >>> masks_beside(names, re.compile("images"))
+    'flu/masks'
+    >>> masks_beside([("mask",), ("none",)], re.compile("images"))
+    ''
     """
     siblings = defaultdict(list)
     for folder in folders:
@@ -35,7 +39,9 @@ def masks_beside(folders: Collection[tuple[str, ...]], container: re.Pattern[str
 
 
 def masks_among(files: Sequence[str]) -> list[tuple[str, str]]:
-    """Files that are probably masks, each with the image beside it that it is a mask of.
+    """Return the files that are probably masks, each with the image that it is a mask of.
+
+    The image lies next to the mask.
 
     >>> masks_among(["lump/1.png", "lump/1_mask.png", "lump/2_mask.png"])
     [('lump/1_mask.png', 'lump/1.png')]
@@ -43,11 +49,13 @@ def masks_among(files: Sequence[str]) -> list[tuple[str, str]]:
     by_stem = {}
     for file in files:
         by_stem[posixpath.splitext(file)[0]] = file
-    found = []
+    masks = []
     for stem, file in by_stem.items():
         folder, name = posixpath.split(stem)
-        if mask := FILE.fullmatch(name):
-            image = by_stem.get(posixpath.join(folder, mask["image"]))
-            if image is not None:
-                found.append((file, image))
-    return found
+        match = FILE.fullmatch(name)
+        if match is None:
+            continue
+        image = by_stem.get(posixpath.join(folder, match["image"]))
+        if image is not None:
+            masks.append((file, image))
+    return masks

@@ -1,4 +1,4 @@
-"""Which client a user means, by its number or by the name that it has in the data.
+"""The client that a user means, by its number or by the name that it has in the data.
 
 Clients are numbered from 0; `clients.parquet` has these numbers. Clients of a natural partition
 also have names, and a name may be a number too: writer 2 need not be the client with the number 2.
@@ -11,14 +11,17 @@ from rayfed.base.errors import InputError, did_you_mean
 NUMBER, NAME = "number:", "name:"
 
 
-def number_of(asked: int | str, names: Sequence[str], count: int, where: str = "") -> int:
-    """The number of the client that is asked for: by number, by name, as `number:2` or as `name:2`.
+def number_of(asked: int | str, names: Sequence[str], count: int, place: str = "") -> int:
+    """Return the number of the client that is asked for.
 
-    `names` are the clients' names, none of a partition without; `where` begins a message. Raises
-    `InputError` where no client is meant, or the number of a client is another client's name.
+    A client is asked for by number, by name, as `number:2` or as `name:2`. `names` are the clients'
+    names; they are empty if the clients have no names. `place` begins a message. Raises
+    `InputError` if no client is meant, or if the number of a client is another client's name.
 
-    >>> number_of("b", ["a", "b"], 2), number_of("number:1", ["1", "2"], 2), number_of("name:1", ["1", "2"], 2)
-    (1, 1, 0)
+    >>> number_of("b", ["a", "b"], 2)
+    1
+    >>> number_of("number:1", ["1", "2"], 2), number_of("name:1", ["1", "2"], 2)
+    (1, 0)
     >>> number_of(1, ["1", "2"], 2)
     Traceback (most recent call last):
         ...
@@ -27,7 +30,7 @@ def number_of(asked: int | str, names: Sequence[str], count: int, where: str = "
     give number:1 or name:1
     """
     text = str(asked).strip()
-    begin = f"{where}: " if where else ""
+    begin = f"{place}: " if place else ""
     by_number = _by_number(text.removeprefix(NUMBER), count)
     by_name = None
     if text.removeprefix(NAME) in names:
@@ -38,9 +41,10 @@ def number_of(asked: int | str, names: Sequence[str], count: int, where: str = "
         by_number = by_name
         by_name = None
     if by_number is None:
-        known = f"the clients are 0 to {count - 1}"
-        also = f", or by name{did_you_mean(text, names)}" if names else ""
-        raise InputError(f"{begin}there is no client {text}; {known}{also}")
+        by_names = f", or by name{did_you_mean(text, names)}" if names else ""
+        raise InputError(
+            f"{begin}there is no client {text}; the clients are 0 to {count - 1}{by_names}"
+        )
     if by_name is not None:
         raise InputError(
             f"{begin}client {text}: number {text} is the client named '{names[by_number]}', and "
@@ -50,7 +54,7 @@ def number_of(asked: int | str, names: Sequence[str], count: int, where: str = "
 
 
 def to_ask_for(number: int, names: Sequence[str]) -> str:
-    """What to give as a client's number so that no other is meant: `2`, or `number:2`.
+    """Return what to give as a client's number so that no other is meant: `2`, or `number:2`.
 
     >>> to_ask_for(1, []), to_ask_for(1, ["1", "2"]), to_ask_for(1, ["0", "1"])
     ('1', 'number:1', '1')
@@ -60,6 +64,7 @@ def to_ask_for(number: int, names: Sequence[str]) -> str:
 
 
 def _by_number(text: str, count: int) -> int | None:
+    """Return the number that a text says if it is the number of a client, or None."""
     if text.isascii() and text.isdigit() and int(text) < count:
         return int(text)
     return None

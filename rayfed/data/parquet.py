@@ -1,7 +1,7 @@
 """Parquet files as one table, read column by column, some rows at a time.
 
 Each row has a place, for messages. Other tools' forms of a type (dictionaries, views, extensions,
-large types) are read as its usual form.
+large types) are read as the usual form of the type.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from rayfed.base.storage import open_file, read_file
 from rayfed.data.contents import FIRST, what_it_is
 from rayfed.data.samples import shortened
 
-# Rows read at a time.
+# That many rows are read at a time.
 ROWS = 2048
 PARQUET = (".parquet", ".pq")
 CUT = "; the file is damaged or was cut off: copy or download it again"
@@ -36,62 +36,64 @@ class Table:
     def __init__(
         self, fs: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str], keys: str
     ) -> None:
-        """Raises InputError where a file cannot be read, or lacks one of the `columns`, which the
-        job's `keys` name.
+        """Open the files.
+
+        Raises InputError if a file cannot be read, or lacks one of the `columns`, which the job's
+        `keys` name.
         """
         self.fs = fs
         self._files = {path: _open(fs, path) for path in paths}
-        self._first = paths[0]
-        self.schema = self._files[self._first].schema_arrow
+        self._first_path = paths[0]
+        self.schema = self._files[self._first_path].schema_arrow
         for path, file in self._files.items():
             for name in columns:
                 _refuse_absent(path, file.schema_arrow.names, name, keys)
         self._kinds = {name: self._common(name) for name in columns}
         self._ends = np.cumsum([file.metadata.num_rows for file in self._files.values()])
         if not len(self):
-            raise InputError(f"{self._first}: it has no rows")
+            raise InputError(f"{self._first_path}: it has no rows")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def file(self, row: int) -> str:
-        """The file of a row."""
+        """Return the file of a row."""
         index = int(np.searchsorted(self._ends, row, side="right"))
         return list(self._files)[index]
 
     def place(self, row: int) -> str:
-        """The file of a row, and its number there."""
+        """Return the file of a row, and the row's number there."""
         index = int(np.searchsorted(self._ends, row, side="right"))
         start = self._ends[index - 1] if index else 0
         return f"{self.file(row)}, row {row - start}"
 
     def kind(self, name: str) -> pa.DataType:
-        """The type of a column's values, which holds those of all files."""
+        """Return the type of a column's values, which holds the values of all files."""
         return self._kinds[name]
 
     def _common(self, name: str) -> pa.DataType:
-        """The type that holds a column's values of all files.
+        """Return the type that holds a column's values of all files.
 
-        Raises InputError where there is none.
+        Raises InputError if there is none.
         """
-        first = _plain(self.schema.field(name).type)
-        common = first
+        first_kind = _plain(self.schema.field(name).type)
+        common = first_kind
         for path, file in self._files.items():
-            other = _plain(file.schema_arrow.field(name).type)
-            common = _joint(common, other)
+            kind = _plain(file.schema_arrow.field(name).type)
+            common = _joint(common, kind)
             if common is None:
                 raise InputError(
-                    f"column '{name}' is of type {first} in {self._first}, and of type {other} in "
-                    f"{path}; write it with one type in all files"
+                    f"column '{name}' is of type {first_kind} in {self._first_path}, and of type "
+                    f"{kind} in {path}; write it with one type in all files"
                 )
         return common
 
     def column(self, name: str) -> pa.Array:
-        """A whole column, as `blocks` gives it."""
+        """Return a complete column, as `blocks` gives it."""
         return pa.concat_arrays(list(self.blocks(name)))
 
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        """A column some rows at a time.
+        """Yield a column some rows at a time.
 
         Raises InputError for a row without a value, or with a list that lacks one.
         """
@@ -104,9 +106,9 @@ class Table:
                     start += len(batch)
 
     def _plainly(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """A batch's only column, with the type of the whole column."""
+        """Return a batch's only column, with the type of the complete column."""
         column = batch.column(0)
-        # Arrow's cast of list views makes lists whose last offset is missing.
+        # Arrow's cast of list views would make lists whose last offset is missing.
         if "list_view" in str(column.type):
             return pa.array(column.to_pylist(), self.kind(name))
         if types.is_dictionary(column.type):
@@ -114,6 +116,10 @@ class Table:
         return column.cast(self.kind(name))
 
     def _checked(self, block: pa.Array, name: str, start: int) -> pa.Array:
+        """Return a block of the column, which begins with row `start`.
+
+        Raises InputError for text that is not UTF-8, and for a value that is missing.
+        """
         try:
             block.validate(full=True)
         except pa.ArrowInvalid:
@@ -131,9 +137,13 @@ class Table:
 
 
 def coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
-    """A column's values, numbered in their sorted order, int64 (N,), and the values.
+    """Return a column's values, numbered in their sorted order, int64 (N,), and the values.
 
-    Each is unpacked once.
+    Each value is unpacked once.
+
+    >>> numbers, values = coded(pa.array(["dog", "cat", "dog"]))
+    >>> numbers.tolist(), values
+    ([1, 0, 1], ['cat', 'dog'])
     """
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
@@ -142,16 +152,19 @@ def coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
 
 
 def is_list(kind: pa.DataType) -> bool:
+    """Say whether a type is a list of values."""
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Say whether a type is text."""
     return types.is_string(kind) or types.is_large_string(kind)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The usual form of a type: without dictionaries, extensions and views, also within lists and
-    structs.
+    """Return the usual form of a type: without dictionaries, extensions and views.
+
+    Types within lists and structs get their usual form too.
 
     >>> _plain(pa.list_view(pa.string_view())), _plain(pa.dictionary(pa.int8(), pa.large_string()))
     (ListType(list<item: string>), DataType(large_string))
@@ -175,35 +188,38 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _joint(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The smallest type that holds the values of both, such as int64 of int32 and int64; None if
-    there is none.
+def _joint(kind: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the smallest type that holds the values of both, or None if there is none.
+
+    An example is int64 for int32 and int64.
     """
-    if one == other:
-        return one
+    if kind == second:
+        return kind
     # Arrow would take text for bytes.
-    if is_text(one) != is_text(other):
+    if is_text(kind) != is_text(second):
         return None
-    schemas = [pa.schema([("column", kind)]) for kind in (one, other)]
+    schemas = [pa.schema([("column", kind)]), pa.schema([("column", second)])]
     try:
-        both = pa.unify_schemas(schemas, promote_options="permissive")
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException:
         return None
-    return both.field("column").type
+    return schema.field("column").type
 
 
 def _open(fs: pafs.FileSystem, path: str) -> pq.ParquetFile:
+    """Open a Parquet file; raise InputError if it cannot be read."""
     with _readable(path, fs):
         return pq.ParquetFile(open_file(fs, path), pre_buffer=True)
 
 
 def _refuse_absent(path: str, names: Sequence[str], name: str, keys: str) -> None:
-    many = names.count(name)
-    if many > 1:
+    """Raise InputError if a file has no column with this name, or several."""
+    count = names.count(name)
+    if count > 1:
         raise InputError(
-            f"{path}: {many} columns have the name '{name}'; give each a name of its own"
+            f"{path}: {count} columns have the name '{name}'; give each a name of its own"
         )
-    if not many:
+    if not count:
         near = nearest(name, names, 0.6)
         hint = f"; did you mean '{near}'?" if near else ""
         raise InputError(f"{path}: no column '{name}'; it has {shortened(names, 30)} {keys}{hint}")
@@ -211,23 +227,23 @@ def _refuse_absent(path: str, names: Sequence[str], name: str, keys: str) -> Non
 
 @contextlib.contextmanager
 def _readable(path: str, fs: pafs.FileSystem) -> Iterator[None]:
+    """Raise InputError, with the cause, if a Parquet file cannot be read in the context."""
     try:
         yield
     except (pa.ArrowException, OSError, MemoryError) as error:
         start = _first_bytes(fs, path)
-        found = "" if start is None else what_it_is(start)
-        if found:
-            raise InputError(f"{path}: cannot be read as a Parquet file; it is {found}") from None
-        rather = "" if path.lower().endswith(PARQUET) else f"; {CONVERT}"
+        kind = "" if start is None else what_it_is(start)
+        if kind:
+            raise InputError(f"{path}: cannot be read as a Parquet file; it is {kind}") from None
+        advice = "" if path.lower().endswith(PARQUET) else f"; {CONVERT}"
         if start and start.startswith(b"PAR1"):
-            rather = CUT
-        raise InputError(
-            f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())}){rather}"
-        ) from None
+            advice = CUT
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: cannot be read as a Parquet file ({reason}){advice}") from None
 
 
 def _first_bytes(fs: pafs.FileSystem, path: str) -> bytes | None:
-    """The first bytes of a file, which tell what it is; None if it cannot be read at all."""
+    """Return the first bytes of a file, which tell what it is; None if it cannot be read at all."""
     try:
         return read_file(fs, path, limit=FIRST)
     except (pa.ArrowException, OSError):

@@ -1,8 +1,8 @@
 """Partitions: which client holds which training images.
 
-Each rule is a frozen dataclass with one method, `split`; a job file writes `{name = "dirichlet",
+Each rule is a frozen dataclass with one method, `split`. A job file writes `{name = "dirichlet",
 alpha = 0.3, num_clients = 20, seed = 0}`. A rule's randomness comes from its own seed alone, so
-that methods and training seeds can share one partition. Every rule deals every image to exactly one
+methods and training seeds can share one partition. Every rule deals every image to exactly one
 client, and always ends: it refuses an impossible request at once, or after a bounded number of
 tries.
 
@@ -26,9 +26,9 @@ import numpy as np
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, Ge, Le, PathMark, build, find, name_in, named, table
 
-# Random numbers that a Dirichlet split may draw by default: about half a minute.
+# A Dirichlet split may draw that many random numbers by default; it takes about half a minute.
 MOST_DRAWS = 5 * 10**8
-# Random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead.
+# A draw has that many random numbers: few enough for the cache, enough to hide numpy's overhead.
 CHUNK = 2**15
 
 
@@ -36,16 +36,19 @@ CHUNK = 2**15
 class Partition:
     """Clients as slices of one array of indices, so that a million of them cost two arrays."""
 
-    # int64 (n,), into the training set; sorted within each client.
+    # Indices into the training set, int64 (n,), are sorted within each client.
     indices: np.ndarray
-    # int64 (N + 1,): client i holds indices[offsets[i]:offsets[i + 1]].
+    # Client i holds indices[offsets[i]:offsets[i + 1]]; offsets are int64 (N + 1,).
     offsets: np.ndarray
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
-        """From each image's client: `owners`, integers (n,) in 0..num_clients-1.
+        """Return the partition in which each image has the client that `owners` says.
 
-        Raises InputError for others.
+        `owners` are integers (n,) in 0..num_clients-1. Raises InputError for other integers.
+
+        >>> Partition.of_owners(np.array([1, 0, 1]), num_clients=2).client(1).tolist()
+        [0, 2]
         """
         for owner in (owners.min(initial=0), owners.max(initial=0)):
             if not 0 <= owner < num_clients:
@@ -54,25 +57,33 @@ class Partition:
                     f"are 0 to {num_clients - 1}"
                 )
         sizes = np.bincount(owners.astype(np.int64), minlength=num_clients)
-        return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(np.argsort(owners, kind="stable"), offsets)
 
     @property
     def num_clients(self) -> int:
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """The number of images that each client holds, int64 (N,)."""
+        """Return the number of images that each client holds, int64 (N,)."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
-        """The indices of client `i`, sorted; a view. Raises IndexError."""
+        """Return the indices of client `i`, sorted, as a view.
+
+        Raises IndexError if there is no such client.
+        """
         if not 0 <= i < self.num_clients:
             raise IndexError(f"client {i} of {self.num_clients}")
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def hash(self) -> str:
-        """SHA-256 of the whole assignment: equal for equal partitions, on any machine."""
+        """Return a SHA-256 of the whole assignment.
+
+        It is equal for equal partitions, on any machine.
+        """
         digest = hashlib.sha256()
         for array in (self.offsets, self.indices):
             digest.update(array.astype("<i8").tobytes())
@@ -107,6 +118,10 @@ class Iid(Checked):
         return _deal(order, np.arange(self.num_clients), _even(len(labels), self.num_clients))
 
     def _refuse_too_many_clients(self, n: int, least: int = 1) -> None:
+        """Raise InputError if `n` images are too few for `least` images per client.
+
+        Each client gets at least one image.
+        """
         least = max(least, 1)
         if self.num_clients * least > n:
             rule = name_in(PARTITIONS, type(self))
@@ -118,7 +133,7 @@ class Iid(Checked):
 
 
 class _ByClass(Iid):
-    """A rule that cuts each class into runs and gives each run to a client; `_runs` says how."""
+    """A rule that cuts each class into runs, and gives each run to a client as `_runs` says."""
 
     min_size = 1
 
@@ -130,52 +145,56 @@ class _ByClass(Iid):
         shuffled = rng.permutation(len(labels))
         counts = np.bincount(labels, minlength=num_classes)
         owners, sizes = self._runs(counts, rng)
-        return _deal(shuffled[np.argsort(labels[shuffled], kind="stable")], owners, sizes)
+        by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+        return _deal(by_class, owners, sizes)
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The client and the size of each run, in the order of the classes, from the counts (K,) of
-        each class.
+        """Return the client and the size of each run, in the order of the classes.
+
+        `counts` (K,) are the numbers of images of each class.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Shards(_ByClass):
-    """Shards of a single class and of equal size; each client gets `s` shards, perhaps two of one
-    class.
+    """Shards of a single class and of equal size; each client gets `s` shards.
 
-    McMahan et al., AISTATS 2017, section 3. Where the labels do not divide evenly, shards are as
-    equal as possible: from one shard per class on, the class with the largest shards is cut once
-    more, until there are `num_clients * s`; shards of one class differ by at most one image.
+    Two shards of a client may be of one class. McMahan et al., AISTATS 2017, section 3. If the
+    labels do not divide evenly, shards are as equal as possible. Each class begins as one shard.
+    The class with the largest shards is cut once more, until there are `num_clients * s` shards.
+    Shards of one class differ by at most one image.
     """
 
     s: Annotated[int, Ge(1), "shards per client"] = 2
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         cuts = self._cuts(counts)
-        sizes = np.concatenate(
-            [_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count]
-        )
-        return rng.permutation(np.repeat(np.arange(self.num_clients), self.s)), sizes
+        sizes = [_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count]
+        owners = rng.permutation(np.repeat(np.arange(self.num_clients), self.s))
+        return owners, np.concatenate(sizes)
 
     def _cuts(self, counts: np.ndarray) -> np.ndarray:
-        """The number of shards that each class is cut into, (K,)."""
-        wanted, present = self.num_clients * self.s, int(np.count_nonzero(counts))
+        """Return the number of shards that each class is cut into, (K,).
+
+        Raises InputError if there are fewer shards than classes, or more shards than images.
+        """
+        num_shards, num_present = self.num_clients * self.s, int(np.count_nonzero(counts))
         shards = (
-            f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class"
+            f"{self.num_clients} clients x s = {self.s} makes {num_shards} shards of a single class"
         )
-        if wanted < present:
+        if num_shards < num_present:
             raise InputError(
-                f"shards: {shards}, fewer than the {present} classes; raise s or num_clients"
+                f"shards: {shards}, fewer than the {num_present} classes; raise s or num_clients"
             )
-        if wanted > counts.sum():
+        if num_shards > counts.sum():
             raise InputError(
                 f"shards: {shards}, more than the {counts.sum()} images; lower s or num_clients"
             )
         cuts = (counts > 0).astype(np.int64)
         largest = [(-float(count), label) for label, count in enumerate(counts) if count]
         heapq.heapify(largest)
-        for _ in range(wanted - present):
+        for _ in range(num_shards - num_present):
             label = largest[0][1]
             cuts[label] += 1
             heapq.heapreplace(largest, (-counts[label] / cuts[label], label))
@@ -184,11 +203,11 @@ class Shards(_ByClass):
 
 @dataclass(frozen=True)
 class _Drawn(_ByClass):
-    """A rule that draws each class's proportions over the clients, again until the smallest client
-    has `min_size`.
+    """A rule that draws each class's proportions over the clients.
 
-    At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as
-    counts; images are dealt once, at the end.
+    It draws again until the smallest client has `min_size` images. At alpha = 0.05 with 100
+    clients, 1 draw in 30,000 passes, so many draws are made together, as counts; images are dealt
+    once, at the end.
     """
 
     alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = (
@@ -201,22 +220,23 @@ class _Drawn(_ByClass):
     cap = False
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The first table of images by class and client, (K, N), whose smallest client has
-        `min_size`.
+        """Return the first table of images by class and client, (K, N), that passes.
+
+        Its smallest client has `min_size` images. Raises InputError if none of the allowed draws
+        passes.
         """
         limit = self.max_draws or max(1, MOST_DRAWS // (self.num_clients * len(counts)))
-        tried, best = 0, 0
-        while tried < limit:
-            # 1, 2, 4, ...: most need few.
-            rows = min(tried + 1, limit - tried, max(1, CHUNK // self.num_clients))
+        num_draws, best = 0, 0
+        while num_draws < limit:
+            # Blocks grow, 1, 2, 4, ..., as most rules need few draws.
+            rows = min(num_draws + 1, limit - num_draws, max(1, CHUNK // self.num_clients))
             tables = self._draw(counts, rows, rng)
-            tried += rows
+            num_draws += rows
             smallest = tables.sum(axis=0).min(axis=1)
             passed = np.flatnonzero(smallest >= self.min_size)
             if len(passed):
-                return np.tile(np.arange(self.num_clients), len(counts)), tables[
-                    :, passed[0]
-                ].ravel()
+                owners = np.tile(np.arange(self.num_clients), len(counts))
+                return owners, tables[:, passed[0]].ravel()
             best = max(best, int(smallest.max()))
         raise InputError(
             f"{name_in(PARTITIONS, type(self))}: none of {limit:,} draws with alpha = {self.alpha} "
@@ -225,45 +245,43 @@ class _Drawn(_ByClass):
         )
 
     def _draw(self, counts: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
-        """`rows` independent tables at once, int64 (K, rows, N)."""
+        """Return `rows` independent tables at once, int64 (K, rows, N)."""
         n, shape = counts.sum(), (rows, self.num_clients)
-        tables = np.zeros((len(counts), *shape), dtype=np.int64)
-        held = np.zeros(shape, dtype=np.int64)
-        for share, count in zip(tables, counts, strict=True):
+        tables = np.zeros((len(counts), rows, self.num_clients), dtype=np.int64)
+        sizes = np.zeros(shape, dtype=np.int64)
+        for class_table, count in zip(tables, counts, strict=True):
             if not count:
-                # At the end every client may be full, and no proportions left.
+                # With no image to give, every client may be full, so there are no proportions.
                 continue
             logs = self._logs(shape, rng)
             if self.cap:
-                logs[held * self.num_clients >= n] = -np.inf
+                logs[sizes * self.num_clients >= n] = -np.inf
             shares = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
             ends = (shares / shares[:, -1:] * count).astype(np.int64)
-            share[:] = np.diff(ends, axis=1, prepend=0)
-            held += share
+            class_table[:] = np.diff(ends, axis=1, prepend=0)
+            sizes += class_table
         return tables
 
     def _logs(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Logarithms of gammas, whose shares of their sum are Dir(alpha).
+        """Return logarithms of gammas, whose shares of their sum are Dir(alpha).
 
         Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's gammas are all below the
         smallest float.
         """
-        return (
-            np.log(rng.standard_gamma(self.alpha + 1, shape))
-            - rng.standard_exponential(shape) / self.alpha
-        )
+        logs = np.log(rng.standard_gamma(self.alpha + 1, shape))
+        return logs - rng.standard_exponential(shape) / self.alpha
 
 
 @dataclass(frozen=True)
 class Dirichlet(_Drawn):
-    """For each class, proportions over the clients drawn from Dir(alpha).
+    """For each class, proportions over the clients are drawn from Dir(alpha).
 
-    The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with
-    `cap`, a client that already holds n / N images gets none of the next class.
+    This is the rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022).
+    With `cap`, a client that already holds n / N images gets none of the next class.
 
-    With `sizes = "equal"`, as in the code of FedACG, FedRCL and FedWSQ: one client after the other
-    draws proportions over the classes from Dir(alpha), and its images by these weights among those
-    that are left.
+    `sizes = "equal"` is the rule in the code of FedACG, FedRCL and FedWSQ. One client after the
+    other draws proportions over the classes from Dir(alpha). It draws its images by these weights
+    among the images that are left.
     """
 
     cap: Annotated[bool, "clients that hold n / N images get no more"] = True
@@ -274,25 +292,25 @@ class Dirichlet(_Drawn):
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         if self.sizes == "drawn":
             return super()._runs(counts, rng)
-        # The classes of the images that are left.
-        left = np.repeat(np.arange(len(counts)), counts)
+        # These are the classes of the images that are left.
+        remaining = np.repeat(np.arange(len(counts)), counts)
         table = np.zeros((len(counts), self.num_clients), dtype=np.int64)
-        for client, size in enumerate(_even(len(left), self.num_clients)):
-            # The first `size` of exponential waiting times, at rates in these proportions, are a
-            # draw by weight.
-            waits = (
-                np.log(rng.standard_exponential(len(left))) - self._logs((len(counts),), rng)[left]
-            )
-            taken = np.argpartition(waits, size - 1)[:size]
-            table[:, client] = np.bincount(left[taken], minlength=len(counts))
-            left = np.delete(left, taken)
+        for client, size in enumerate(_even(len(remaining), self.num_clients)):
+            # Images wait for exponential times, at rates in these proportions. The `size` images
+            # that come first are a draw by weight.
+            waits = np.log(rng.standard_exponential(len(remaining)))
+            waits = waits - self._logs((len(counts),), rng)[remaining]
+            images = np.argpartition(waits, size - 1)[:size]
+            table[:, client] = np.bincount(remaining[images], minlength=len(counts))
+            remaining = np.delete(remaining, images)
         return np.tile(np.arange(self.num_clients), len(counts)), table.ravel()
 
 
 @dataclass(frozen=True)
 class Quantity(_Drawn):
-    """Clients' shares of all images drawn from Dir(alpha), and each client's images from all (Li et
-    al., ICDE 2022).
+    """Clients' shares of all images are drawn from Dir(alpha), whatever the classes.
+
+    Each client's images are drawn from all images (Li et al., ICDE 2022).
     """
 
     def split(
@@ -303,7 +321,7 @@ class Quantity(_Drawn):
 
 @dataclass(frozen=True)
 class Classes(_ByClass):
-    """Each client holds `k` classes, each class is split equally among its holders (#K = k).
+    """Each client holds `k` classes, and each class is split equally among its holders (#K = k).
 
     Li et al., ICDE 2022. Each class is first dealt to one client, in random order, so that it has a
     holder; the rest of a client's `k` classes is random.
@@ -312,23 +330,29 @@ class Classes(_ByClass):
     k: Annotated[int, Ge(1), "classes per client"] = 2
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        held, owners = self._holders(np.flatnonzero(counts), rng)
-        holders = np.bincount(held, minlength=len(counts))
-        short = np.flatnonzero(counts < holders)
+        labels, owners = self._holders(np.flatnonzero(counts), rng)
+        num_holders = np.bincount(labels, minlength=len(counts))
+        short = np.flatnonzero(counts < num_holders)
         if len(short):
             label = short[0]
             raise InputError(
-                f"classes: class {label} has {counts[label]} images for {holders[label]} clients; "
-                "lower num_clients or k"
+                f"classes: class {label} has {counts[label]} images for {num_holders[label]} "
+                "clients; lower num_clients or k"
             )
-        return owners, np.concatenate(
-            [_even(count, h) for count, h in zip(counts, holders, strict=True) if h]
-        )
+        sizes = [
+            _even(count, holders)
+            for count, holders in zip(counts, num_holders, strict=True)
+            if holders
+        ]
+        return owners, np.concatenate(sizes)
 
     def _holders(
         self, present: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """All pairs of a class and a client that holds it, each (N * k,), sorted by class."""
+        """Return all pairs of a class and a client that holds it, each (N * k,), sorted by class.
+
+        Raises InputError if `k` does not fit the number of classes.
+        """
         num_classes, num_clients = len(present), self.num_clients
         if not self.k <= num_classes <= num_clients * self.k:
             raise InputError(
@@ -340,9 +364,10 @@ class Classes(_ByClass):
         rank = rng.random((num_clients, num_classes))
         dealt = np.arange(max(num_clients, num_classes))
         rank[dealt % num_clients, rng.permutation(num_classes)[dealt % num_classes]] = -1
-        taken = np.argsort(rank, axis=1)[:, : self.k].ravel()
-        by_class = np.argsort(taken, kind="stable")
-        return present[taken[by_class]], np.repeat(np.arange(num_clients), self.k)[by_class]
+        classes = np.argsort(rank, axis=1)[:, : self.k].ravel()
+        clients = np.repeat(np.arange(num_clients), self.k)
+        by_class = np.argsort(classes, kind="stable")
+        return present[classes[by_class]], clients[by_class]
 
 
 @dataclass(frozen=True)
@@ -366,8 +391,9 @@ class Natural(Checked):
 
 @dataclass(frozen=True)
 class File(Checked):
-    """Who holds which image, as a file says (`rayfed.data.dealt`): one of others, or one of `rayfed
-    partition`.
+    """Each client holds the images that a file says (`rayfed.data.dealt`).
+
+    The file is by others, or by `rayfed partition`.
     """
 
     path: Annotated[str, PathMark(), "file of each client's images: .json, .txt, .npz or .parquet"]
@@ -375,13 +401,13 @@ class File(Checked):
     def split(
         self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
     ) -> Partition:
-        # Brings pyarrow.
+        # This import brings pyarrow, which no other rule needs.
         from rayfed.data.dealt import read_dealt
 
         owners, num_clients = read_dealt(self.path, len(labels))
-        held = np.flatnonzero(owners >= 0)
-        partition = Partition.of_owners(owners[held], num_clients)
-        return Partition(held[partition.indices], partition.offsets)
+        images = np.flatnonzero(owners >= 0)
+        partition = Partition.of_owners(owners[images], num_clients)
+        return Partition(images[partition.indices], partition.offsets)
 
 
 RULES = (Iid, Shards, Dirichlet, Quantity, Classes, Natural, File)
@@ -389,25 +415,34 @@ PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in RUL
 
 
 def read_rule(value: Any) -> Rule:
-    """The rule that `data.partition` says: a name, or a table with a name and the rule's values."""
+    """Return the rule that `data.partition` says: a name, or a table with a name and values.
+
+    >>> read_rule({"name": "shards", "s": 3})
+    Shards(num_clients=10, seed=0, s=3)
+    """
     name, values = named(value, "data.partition", default="iid")
     return build(_find(name), values, "data.partition")
 
 
 def shared_keys(name: str) -> set[str]:
-    """Of the keys `num_clients` and `seed`, those that a rule has; none for a rule that does not
-    exist.
+    """Return those of the keys `num_clients` and `seed` that a rule has.
+
+    A rule that does not exist has none.
     """
     try:
-        return {"num_clients", "seed"} & {f.name for f in fields(_find(name))}
+        return {"num_clients", "seed"} & {field.name for field in fields(_find(name))}
     except InputError:
         return set()
 
 
 def _find(name: str) -> Any:
+    """Return the class of a rule: one of `PARTITIONS`, or a user's own, by `module:Name`.
+
+    Raises InputError for a class that is no rule.
+    """
     rule: Any = find(name, PARTITIONS, "partition")
-    usable = inspect.isclass(rule) and is_dataclass(rule) and callable(getattr(rule, "split", None))
-    if not usable:
+    is_class = inspect.isclass(rule) and is_dataclass(rule)
+    if not (is_class and callable(getattr(rule, "split", None))):
         raise InputError(
             f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method "
             "`split`"
@@ -415,17 +450,21 @@ def _find(name: str) -> Any:
     return rule
 
 
-# What a reader wants to know of a partition, also where it has its default.
+# A reader wants to know these values of a partition, also if they are the defaults.
 ALWAYS_SHOWN = ("num_clients", "s", "alpha", "k")
 
 
 def write_rule(rule: Rule) -> dict[str, Any]:
-    """A rule as `read_rule` reads it."""
+    """Return a rule in the form that `read_rule` reads."""
     return {"name": name_in(PARTITIONS, type(rule)), **table(rule)}
 
 
 def _even(n: int, parts: int) -> np.ndarray:
-    """`n` as `parts` sizes that differ by at most one, the larger ones first."""
+    """Return `n` as `parts` sizes that differ by at most one, the larger ones first.
+
+    >>> _even(7, 3).tolist()
+    [3, 2, 2]
+    """
     return n // parts + (np.arange(parts) < n % parts)
 
 

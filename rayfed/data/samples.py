@@ -1,6 +1,7 @@
-"""Labelled examples as plain arrays: every source is read into them, and all later layers use them.
+"""Labelled examples as plain arrays.
 
-Examples are images, lists of tokens or vectors of features (`rayfed.data.inputs`).
+Every source is read into them, and all later layers use them. Examples are images, lists of tokens
+or vectors of features (`rayfed.data.inputs`).
 
 Shapes: `N` examples, `C` channels, `H` x `W` pixels, `K` classes, `L` tokens, `D` features.
 """
@@ -14,9 +15,9 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 
-# The counts of each pair of classes take 8 GiB then.
+# With more classes, the counts of each pair of classes would take more than 8 GiB.
 MAX_CLASSES = 2**15
-# In place of a token, after the end of a list.
+# This number stands in place of a token after the end of a list.
 PADDING = 0
 
 
@@ -24,29 +25,27 @@ PADDING = 0
 class Samples:
     """A labelled set of examples."""
 
-    # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous.
+    # Images are uint8 (N, C, H, W), where C is 1 or 3. Tokens are int64 (N, L). Vectors are floats
+    # (N, D). The array is C-contiguous.
     examples: np.ndarray
-    # int64 (N,), 0..K-1.
+    # Labels are int64 (N,), 0..K-1.
     labels: np.ndarray
-    # The K class names, in label order.
+    # The K class names are in label order.
     classes: tuple[str, ...]
-    groups: np.ndarray | None = (
-        # int64 (N,): each row's natural client, numbered by sorted name.
-        None
-    )
-    domains: np.ndarray | None = (
-        # int64 (N,): each row's domain, numbered as in `domain_names`.
-        None
-    )
-    # Sorted
+    # The natural client of each row, int64 (N,), is numbered as in `group_names`.
+    groups: np.ndarray | None = None
+    # The domain of each row, int64 (N,), is numbered as in `domain_names`.
+    domains: np.ndarray | None = None
+    # The names of the domains are sorted.
     domain_names: tuple[str, ...] = ()
-    # Of tokens: each is below it.
+    # Each token is below the vocabulary; 0 if the examples are no tokens.
     vocabulary: int = 0
-    # Sorted
+    # The names of the natural clients are sorted.
     group_names: tuple[str, ...] = ()
     # The files say which number is which class: their labels are numbers, or they list the names.
     numbered: bool = False
-    # Of text and tokens: int64 (N,), how many each example had before it was cut or padded.
+    # The number of tokens of each example before it was cut or padded, int64 (N,); None if the
+    # examples are no tokens.
     lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -54,29 +53,31 @@ class Samples:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, H, W), (L,) or (D,): of one example."""
+        """Return the shape of one example: (C, H, W), (L,) or (D,)."""
         return self.examples.shape[1:]
 
     def take(self, rows: np.ndarray) -> Samples:
-        """A copy with these rows only."""
+        """Return a copy with these rows only."""
         return replace(
             self,
             examples=self.examples[rows],
             labels=self.labels[rows],
-            groups=_taken(self.groups, rows),
-            domains=_taken(self.domains, rows),
-            lengths=_taken(self.lengths, rows),
+            groups=_rows_of(self.groups, rows),
+            domains=_rows_of(self.domains, rows),
+            lengths=_rows_of(self.lengths, rows),
         )
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
-        """How many of these rows each domain has, int64 (domains,); (0,) where the set has no
-        domains.
+        """Return how many of these rows each domain has, int64 (domains,).
+
+        The result has the shape (0,) if the set has no domains.
         """
-        found = np.empty(0, dtype=np.int64) if self.domains is None else self.domains[rows]
-        return np.bincount(found, minlength=len(self.domain_names))
+        domains = np.empty(0, dtype=np.int64) if self.domains is None else self.domains[rows]
+        return np.bincount(domains, minlength=len(self.domain_names))
 
 
-def _taken(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+def _rows_of(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    """Return these rows of `values`; None of None."""
     return None if values is None else values[rows]
 
 
@@ -90,41 +91,52 @@ class Dataset:
     def __post_init__(self) -> None:
         shape = "image shape (C, H, W)" if len(self.train.shape) == 3 else "number of features"
         for kind, attribute in ((shape, "shape"), ("classes", "classes")):
-            ours, theirs = getattr(self.train, attribute), getattr(self.test, attribute)
-            if ours != theirs:
+            in_train, in_test = getattr(self.train, attribute), getattr(self.test, attribute)
+            if in_train != in_test:
                 raise InputError(
-                    f"training and test set disagree in {kind}: {shortened(ours)} and "
-                    f"{shortened(theirs)}"
+                    f"training and test set disagree in {kind}: {shortened(in_train)} and "
+                    f"{shortened(in_test)}"
                 )
 
 
 def shortened(values: Sequence[object], limit: int = 10) -> str:
-    """Values for a message: only the first values, if there are many."""
+    """Return values for a message: only the first values, if there are many.
+
+    >>> shortened("abcd", limit=2)
+    'a, b, ...'
+    """
     return ", ".join(map(str, values[:limit])) + (", ..." if len(values) > limit else "")
 
 
-def few_classes(num_classes: int, where: str) -> None:
-    """Raises InputError for too many classes: the label column may hold something else."""
+def refuse_many_classes(num_classes: int, place: str) -> None:
+    """Raise InputError for too many classes, as the label column may hold something else.
+
+    `place` begins the message.
+    """
     if num_classes > MAX_CLASSES:
         raise InputError(
-            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the "
+            f"{place}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the "
             "label? Numbers of classes begin with 0 and have no gaps"
         )
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
-    """Split `samples` in two: `fraction` of every class is for the test, at least one image but
-    never all.
+    """Split `samples` in two: a set to train on and a set to test on.
+
+    The test set has a `fraction` of every class, at least one image but never all. Raises
+    InputError if no class has two images.
     """
     rng = np.random.default_rng(seed)
-    test = np.zeros(len(samples), dtype=bool)
+    for_test = np.zeros(len(samples), dtype=bool)
     for label in np.unique(samples.labels):
         members = np.flatnonzero(samples.labels == label)
-        held = min(max(1, round(fraction * len(members))), len(members) - 1)
-        test[rng.permutation(members)[:held]] = True
-    if not test.any():
+        num_held = min(max(1, round(fraction * len(members))), len(members) - 1)
+        for_test[rng.permutation(members)[:num_held]] = True
+    if not for_test.any():
         raise InputError(
             f"data.test_fraction = {fraction}: no class has two images, one to train and one to "
             "test on"
         )
-    return samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test))
+    train = samples.take(np.flatnonzero(~for_test))
+    test = samples.take(np.flatnonzero(for_test))
+    return train, test

@@ -1,16 +1,16 @@
-"""Pillow images as one sees them: upright, opaque, in colours or in grey, with 8 bits per channel."""
+"""Pillow images as one sees them: upright, opaque, in colours or grey, 8 bits per channel."""
 
 import numpy as np
 from PIL import ExifTags, Image
 
 from rayfed.base.errors import InputError
 
-# Modes that are as one sees them.
+# Images of these modes are as one sees them.
 PLAIN = ("L", "RGB")
 GREY = {"1": "L", "L": "L", "LA": "LA", "La": "LA"}
 WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-# Keys of `Image.info` under which a file may say how its camera was held.
+# Under these keys of `Image.info` a file may say how its camera was held.
 NOTES = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -25,10 +25,10 @@ TURNS = {
 
 
 def as_seen(image: Image.Image) -> Image.Image:
-    """The image in mode L if it is grey, else RGB: turned by EXIF, on white where it is
-    transparent.
+    """Return the image as one sees it: in mode L if it is grey, and otherwise in RGB.
 
-    Raises InputError where its values have no known range.
+    It is turned by EXIF, and laid on white if it is transparent. Raises InputError if its values
+    have no known range.
     """
     # Some notes stand behind the pixels in a file.
     image.load()
@@ -37,7 +37,7 @@ def as_seen(image: Image.Image) -> Image.Image:
     image = upright(image)
     if image.mode in PLAIN and "transparency" not in image.info:
         return image
-    if image.mode in (*SIXTEEN_BITS, "I", "F"):
+    if image.mode in SIXTEEN_BITS or image.mode in ("I", "F"):
         return _with_8_bits(image)
     if image.mode in WITH_ALPHA or ("transparency" in image.info and image.mode != "1"):
         return _on_white(image)
@@ -45,25 +45,33 @@ def as_seen(image: Image.Image) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image, turned as its EXIF or XMP says, as every viewer shows it."""
+    """Return the image, turned as its EXIF or XMP says, as every viewer shows it."""
     if image.info.keys().isdisjoint(NOTES):
         return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:
-        # A damaged note says nothing, and the pixels are whole.
+        # A damaged note says nothing, but the pixels are complete.
         return image
     turn = TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
 def levels(image: Image.Image) -> np.ndarray | None:
-    """The values 0 to 65535 of an image of 16 bits, (H, W); None if its values have no such range."""
+    """Return the values 0 to 65535 of an image of 16 bits, (H, W).
+
+    Returns None if its values have no such range.
+    """
     is_read_from_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
-    return np.asarray(image) if image.mode in SIXTEEN_BITS or is_read_from_16_bits else None
+    has_16_bits = image.mode in SIXTEEN_BITS or is_read_from_16_bits
+    return np.asarray(image) if has_16_bits else None
 
 
 def _with_8_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of 8 bits per pixel from an image of more bits.
+
+    Raises InputError if its values have no known range.
+    """
     values = levels(image)
     if values is None:
         raise InputError(
@@ -71,16 +79,18 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
             "save them with 8 bits per channel"
         )
     # 65535 is white, and becomes 255.
-    return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
+    bytes_ = (values.astype(np.uint32) + 128) // 257
+    return Image.fromarray(bytes_.astype(np.uint8))
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """A transparent image as a page shows it; what it has below its transparent parts is never
-    seen.
+    """Return a transparent image as a page shows it, on white.
+
+    What it has below its transparent parts is never seen.
     """
-    both = image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
-    opaque = both.convert("L" if both.mode == "LA" else "RGB")
-    alpha = both.getchannel("A")
+    with_alpha = image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
+    opaque = with_alpha.convert("L" if with_alpha.mode == "LA" else "RGB")
+    alpha = with_alpha.getchannel("A")
     if alpha.getextrema() == (255, 255):
         return opaque
     white = Image.new(opaque.mode, opaque.size, "white")

@@ -1,6 +1,4 @@
-"""The [data] table of a job file: which examples, how to read and augment them, and how to deal
-them to clients.
-"""
+"""The [data] table of a job file: which examples, and how they are read, augmented and dealt."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from rayfed.base.values import Checked, Form, Ge, Le, Lt, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
 
 MINI = "fashion-mnist-mini"
-# No s3://, no C:\
+# A function is neither a URI such as s3://bucket nor a path such as C:/data.
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 SOURCES = {
     MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
@@ -49,7 +47,6 @@ SOURCES = {
 }
 """The named sources, with a line about each, as `rayfed data` lists them."""
 
-
 IN_PLACE = ("tokens", "text", "features")
 """Keys of [data] that name columns in place of images."""
 
@@ -72,7 +69,7 @@ class Augment(Checked):
 
     @property
     def off(self) -> bool:
-        """Whether an image is the same in every epoch."""
+        """Say whether an image is the same in every epoch."""
         return not (self.crop or self.flip or self.cutout)
 
 
@@ -142,7 +139,7 @@ class Data(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # cifar10 for CIFAR10, where there is no folder of that name.
+        # CIFAR10 means cifar10 if there is no folder of that name.
         source = spelled(self.source, SOURCES)
         if source != self.source and not Path(self.source).exists():
             object.__setattr__(self, "source", source)
@@ -150,29 +147,35 @@ class Data(Checked):
 
     @property
     def client(self) -> str:
-        """The column of the natural clients, which the partition names; '' if it needs none."""
+        """Return the column of the natural clients, which the partition names.
+
+        Returns '' if the partition needs none.
+        """
         return getattr(self.partition, "column", "")
 
     @property
     def module(self) -> str:
-        """The user's module, where the source is a function of theirs, `package.module:name`; else
-        ''.
+        """Return the user's module if the source is a function, `package.module:name`.
+
+        Returns '' for other sources.
         """
         return self.source.partition(":")[0] if FUNCTION.fullmatch(self.source) else ""
 
     @property
     def in_place_of_images(self) -> str:
-        """The key that names the columns a model sees, where they are no images: tokens, text or
-        features; else ''.
+        """Return the key that names the columns a model sees if they are no images, or ''.
+
+        The key is tokens, text or features.
         """
         return next((key for key in IN_PLACE if getattr(self, key)), "")
 
     @property
     def columns(self) -> list[str]:
-        """The columns that a model sees."""
+        """Return the columns that a model sees."""
         return self.features or [self.tokens or self.text or self.image]
 
     def _check_columns(self) -> None:
+        """Raise InputError if the columns in place of images do not fit the other keys."""
         key = self.in_place_of_images
         if not key:
             return
@@ -185,12 +188,8 @@ class Data(Checked):
         kinds = [name for name in IN_PLACE if getattr(self, name)]
         if len(kinds) > 1:
             raise InputError(f"data.{' and data.'.join(kinds)}: give only one of them")
-        for name, default in {
-            "image": Data.image,
-            "size": 0,
-            "shape": [],
-            "augment": Augment(),
-        }.items():
+        defaults = {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}
+        for name, default in defaults.items():
             if getattr(self, name) != default:
                 raise InputError(f"{place}: data.{name} is for images; leave it out")
         if self.label in self.columns:
@@ -205,7 +204,9 @@ class Data(Checked):
 
 
 def is_relative(path: str) -> bool:
-    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor
-    s3://bucket/runs.
+    """Say whether a path means another place in another folder.
+
+    >>> [is_relative(path) for path in ("runs", "/runs", "~/runs", "s3://bucket/runs")]
+    [True, False, False, False]
     """
     return "://" not in path and not path.startswith(("/", "~"))

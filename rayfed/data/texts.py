@@ -6,25 +6,35 @@ import unicodedata
 from collections.abc import Iterable
 
 MISSING = {"nan", "NaN", "NAN", "None", "NONE", "null", "NULL", "<NA>", "N/A", "n/a", "#N/A"}
-# Of texts that stand for no text, that is warned of.
+# From this share of texts on that stand for no text, a warning says so.
 MISSING_SHARE = 0.01
-# A path or a name of a file: no spaces, and a suffix of letters at the end.
+# A path or a name of a file has no spaces, and ends in a suffix of letters and digits.
 FILE = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
 log = logging.getLogger(__name__)
 
 
 def is_missing(name: str) -> bool:
-    """Whether a name is what programs write where there is no label."""
+    """Say whether a name is what programs write where there is no label.
+
+    >>> is_missing("NaN"), is_missing(" "), is_missing("cat")
+    (True, True, False)
+    """
     return not plain(name) or name.strip() in MISSING
 
 
 def plain(name: str) -> str:
-    """A name without what the eye does not see: capitals, spaces, invisible characters, forms of
-    Unicode.
+    """Return a name without what the eye does not see.
+
+    It has no capitals, spaces and invisible characters, and one form of Unicode.
+
+    >>> plain("Big Cat")
+    'bigcat'
     """
     composed = unicodedata.normalize("NFKC", name).casefold()
-    seen = [mark for mark in composed if not mark.isspace() and unicodedata.category(mark) != "Cf"]
-    return "".join(seen)
+    visible = [
+        mark for mark in composed if not mark.isspace() and unicodedata.category(mark) != "Cf"
+    ]
+    return "".join(visible)
 
 
 class Texts:
@@ -35,7 +45,7 @@ class Texts:
         self.column = column
         self.number = 0
         self.missing = 0
-        # Of those that stand for no text.
+        # An example of a text that stands for no text.
         self.example = ""
         self.files = 0
         # An example of a name of a file.

@@ -1,9 +1,8 @@
-"""How uneven a partition is: how far the clients' labels are from all labels, and how their sizes
-differ.
+"""How uneven a partition is: how far labels and sizes of the clients differ.
 
-A client's share of a class is `p`, the share of the class among all examples `q`. Of the cells of
-clients by classes only the filled ones are given, each with its client, `p` and `q`: so a million
-clients take no more than their cells. A client without examples has no distance: it is nan.
+A client's share of a class is `p`, and the share of the class among all examples is `q`. Only the
+filled cells of clients by classes are given, each with its client, `p` and `q`. So a million
+clients take no more memory than their cells. A client without examples has no distance: it is nan.
 
 Shapes: `M` filled cells, `N` clients.
 """
@@ -12,7 +11,7 @@ import numpy as np
 
 
 def hellinger(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:
-    """The Hellinger distance `sqrt(1 - sum_c sqrt(p q))` of each client (N,), from 0 to 1.
+    """Return the Hellinger distance `sqrt(1 - sum_c sqrt(p q))` of each client (N,), from 0 to 1.
 
     >>> hellinger(np.array([0]), p=np.array([1.0]), q=np.array([0.25]), num_clients=1)
     array([0.70710678])
@@ -23,76 +22,74 @@ def hellinger(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
 def jensen_shannon(
     client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
 ) -> np.ndarray:
-    """The Jensen-Shannon distance of each client (N,): the root of the divergence in bits, from 0
-    to 1.
+    """Return the Jensen-Shannon distance of each client (N,), from 0 to 1.
+
+    It is the root of the divergence in bits.
 
     >>> jensen_shannon(np.array([0]), p=np.array([1.0]), q=np.array([1.0]), num_clients=1)
     array([0.])
     """
-    both = (p + q) / 2
-    of_cells = (p * np.log2(p / both) + q * np.log2(q / both) - q) / 2
-    # Of a class not held, q / 2.
+    middle = (p + q) / 2
+    of_cells = (p * np.log2(p / middle) + q * np.log2(q / middle) - q) / 2
+    # A class that a client does not hold adds q / 2: in all 1/2 less the q / 2 of held classes.
     return np.sqrt(np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0))
 
 
 def earth_mover(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:
-    """`sum_c |p - q|` of each client (N,), from 0 to 2, which Zhao et al. call the earth mover's
-    distance.
+    """Return `sum_c |p - q|` of each client (N,), from 0 to 2.
 
-    "Federated Learning with Non-IID Data" (arXiv 1806.00582, section 3). Where all classes are
-    equally far from each other it is twice what has to be moved.
+    Zhao et al. call it the earth mover's distance: "Federated Learning with Non-IID Data" (arXiv
+    1806.00582, section 3). If all classes are equally far from each other, it is twice what has to
+    be moved.
 
     >>> earth_mover(np.array([0, 0]), p=np.array([0.5, 0.5]), q=np.array([0.1, 0.1]), num_clients=1)
     array([1.6])
     """
-    # Of a class not held, q.
+    # A class that a client does not hold adds q: in all 1 less the q of held classes.
     return np.maximum(_sums(client, np.abs(p - q) - q, num_clients) + 1, 0)
 
 
 def gini(sizes: np.ndarray) -> float:
-    """The Gini coefficient of the clients' sizes (N,): 0 where all are equal, 1 - 1/N where one
-    client has all.
+    """Return the Gini coefficient of the clients' sizes (N,).
+
+    It is 0 if all sizes are equal, and 1 - 1/N if one client has all examples.
 
     >>> gini(np.array([0, 0, 8, 0]))
     0.75
     """
     ranks = np.arange(1, len(sizes) + 1)
-    total = sizes.sum()
-    return float(
-        2 * (ranks * np.sort(sizes)).sum() / (len(sizes) * total) - (len(sizes) + 1) / len(sizes)
-    )
+    count, total = len(sizes), sizes.sum()
+    weighted = 2 * (ranks * np.sort(sizes)).sum() / (count * total)
+    return float(weighted - (count + 1) / count)
 
 
 def unevenness(
     client: np.ndarray, label: np.ndarray, count: np.ndarray, num_clients: int, num_classes: int
 ) -> dict[str, float]:
-    """The measures of a partition by name, each distance as the mean over clients with examples,
-    equally weighted.
+    """Return the measures of a partition by name.
 
-    `client`, `label` and `count` (M,) are the filled cells. Classes without any example are not
-    missing.
+    Each distance is the mean over clients with examples, equally weighted. `client`, `label` and
+    `count` (M,) are the filled cells. Classes without any example are not counted as missing.
     """
     sizes = np.bincount(client, count, num_clients)
-    of_class = np.bincount(label, count, num_classes)
-    p, q = count / sizes[client], of_class[label] / count.sum()
-    held = np.bincount(client, minlength=num_clients)
-    there = sizes > 0
-    measures = {
-        "hellinger": hellinger,
-        "jensen_shannon": jensen_shannon,
-        "earth_mover": earth_mover,
+    class_sizes = np.bincount(label, count, num_classes)
+    p, q = count / sizes[client], class_sizes[label] / count.sum()
+    num_held = np.bincount(client, minlength=num_clients)
+    missing = (class_sizes > 0).sum() - num_held[sizes > 0]
+    return {
+        "hellinger": float(np.nanmean(hellinger(client, p, q, num_clients))),
+        "jensen_shannon": float(np.nanmean(jensen_shannon(client, p, q, num_clients))),
+        "earth_mover": float(np.nanmean(earth_mover(client, p, q, num_clients))),
+        "size_gini": gini(sizes),
+        "missing_classes": float(missing.mean()),
     }
-    means = {
-        name: float(np.nanmean(of(client, p, q, num_clients))) for name, of in measures.items()
-    }
-    missing = float(((of_class > 0).sum() - held[there]).mean())
-    return {**means, "size_gini": gini(sizes), "missing_classes": missing}
 
 
 def in_words(measures: dict[str, float]) -> str:
-    """A line with the measures of `unevenness`.
+    """Return a line with the measures of `unevenness`.
 
-    >>> in_words({"hellinger": 0.5, "jensen_shannon": 0.25, "earth_mover": 1.5, "size_gini": 0, "missing_classes": 8})
+    >>> measures = {"hellinger": 0.5, "jensen_shannon": 0.25, "earth_mover": 1.5}
+    >>> in_words({**measures, "size_gini": 0, "missing_classes": 8})
     'Hellinger 0.500, Jensen-Shannon 0.250, earth mover 1.500; Gini of sizes 0.000; 8.0 classes
     missing per client'
     """
@@ -104,6 +101,6 @@ def in_words(measures: dict[str, float]) -> str:
 
 
 def _sums(client: np.ndarray, values: np.ndarray, num_clients: int) -> np.ndarray:
-    """The sum over the cells of each client; nan for a client without any."""
+    """Return the sum over the cells of each client; nan for a client without any."""
     sums = np.bincount(client, values, num_clients)
     return np.where(np.bincount(client, minlength=num_clients) > 0, sums, np.nan)
