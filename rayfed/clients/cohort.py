@@ -50,9 +50,9 @@ class Cohort:
     def __str__(self) -> str:
         if not self.chosen:
             return "no client was available"
-        late = len(self.chosen) - len(self.answered) - len(self.dropped)
+        num_late = len(self.chosen) - len(self.answered) - len(self.dropped)
         return (
-            f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} "
+            f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {num_late} "
             "came late"
         )
 
@@ -129,8 +129,8 @@ def _there(
     """
     absent = held_out(settings, seed, num_clients)
     if trace is not None:
-        of_round = np.arange(len(trace.clients))[trace.rows(round)]
-        rows = of_round[~np.isin(trace.clients[of_round], absent)]
+        round_rows = np.arange(len(trace.clients))[trace.rows(round)]
+        rows = round_rows[~np.isin(trace.clients[round_rows], absent)]
         return trace.clients[rows], {name: values[rows] for name, values in trace.columns.items()}
     is_there = chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available
     is_there[absent] = False

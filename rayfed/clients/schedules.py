@@ -168,18 +168,18 @@ def _factor(schedule: Any, name: str, round: int) -> float:
 
     Raises `InputError` if it gives something else.
     """
-    where = f"train.schedule '{name}': factor({round})"
+    label = f"train.schedule '{name}': factor({round})"
     try:
         factor = schedule.factor(round)
     except Exception as error:
         # The user's code may raise anything.
-        raise InputError(f"{where} fails: {type(error).__name__}: {error}") from error
+        raise InputError(f"{label} fails: {type(error).__name__}: {error}") from error
     if isinstance(factor, bool) or not isinstance(factor, Real):
-        raise InputError(f"{where} gives {told(factor)}; give a number, such as 0.5")
+        raise InputError(f"{label} gives {told(factor)}; give a number, such as 0.5")
     number = float(factor)
     if not (math.isfinite(number) and number > 0):
         raise InputError(
-            f"{where} gives {factor}; give a finite number above 0: with a rate of 0 nothing would "
+            f"{label} gives {factor}; give a finite number above 0: with a rate of 0 nothing would "
             "train, and some methods divide by the rate"
         )
     return number

@@ -127,7 +127,8 @@ class Batches:
 class Rows:
     """A client's tokens or vectors, ready for batches."""
 
-    ready: Tensor  # (n, ...), as a model takes them
+    # The examples have the shape (n, ...), as a model takes them.
+    ready: Tensor
 
     def plain(self, rows: Tensor) -> Tensor:
         """Return the examples `rows` (B,)."""
@@ -164,8 +165,8 @@ def prepare(
 def refuse_too_small(height: int, width: int, augment: Augment) -> None:
     """Raise InputError if images are too small to reflect as much as the crop asks for."""
     if augment.crop_padding == "reflect" and augment.crop >= min(height, width):
-        most = min(height, width) - 1
+        largest = min(height, width) - 1
         raise InputError(
             f"data.augment.crop = {augment.crop}: images of {height} x {width} pixels reflect at "
-            f"most {most}"
+            f"most {largest}"
         )

@@ -11,10 +11,10 @@ Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after 
 import json
 import math
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -171,7 +171,7 @@ def _encoded(table: Table, name: str) -> Iterator[Read]:
                 yield value.as_py
             row += len(block)
             continue
-        paths = [None] * len(block)
+        paths: Iterable[Any] = [None] * len(block)
         if block.type.get_field_index("path") >= 0:
             paths = pc.struct_field(block, "path")
         for value, path in zip(pc.struct_field(block, "bytes"), paths, strict=True):

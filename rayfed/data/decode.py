@@ -214,22 +214,22 @@ def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.nda
 
     Raises InputError if one differs in size.
     """
-    out: np.ndarray = np.empty(0, dtype=np.uint8)
+    gathered: np.ndarray = np.empty(0, dtype=np.uint8)
     for row, image in enumerate(images):
         if row == 0:
-            out = np.empty((count, *image.shape), dtype=np.uint8)
-        if image.shape[1:] != out.shape[2:]:
+            gathered = np.empty((count, *image.shape), dtype=np.uint8)
+        if image.shape[1:] != gathered.shape[2:]:
             size = " x ".join(map(str, image.shape[1:]))
-            usual = " x ".join(map(str, out.shape[2:]))
+            usual_size = " x ".join(map(str, gathered.shape[2:]))
             raise InputError(
-                f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size "
-                "(say, size = 32) to scale all images to one size"
+                f"{place(row)}: {size} pixels, where earlier images have {usual_size}; set "
+                "data.size (say, size = 32) to scale all images to one size"
             )
-        if len(image) > out.shape[1]:
-            out = np.repeat(out, len(image), axis=1)
+        if len(image) > gathered.shape[1]:
+            gathered = np.repeat(gathered, len(image), axis=1)
         # A grey image among RGB ones is broadcast over three channels.
-        out[row] = image
-    return out
+        gathered[row] = image
+    return gathered
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:

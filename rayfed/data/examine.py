@@ -220,22 +220,22 @@ def _of_lengths(split: str, samples: Samples) -> Iterator[str]:
     if samples.lengths is None:
         return
     count, length = len(samples), samples.shape[0]
-    empty = int((samples.lengths == 0).sum())
-    short = int((samples.lengths <= 1).sum())
-    cut = int((samples.lengths > length).sum())
+    num_empty = int((samples.lengths == 0).sum())
+    num_short = int((samples.lengths <= 1).sum())
+    num_cut = int((samples.lengths > length).sum())
     texts = f"of {count:,} {split} texts"
-    if short > count / 2:
+    if num_short > count / 2:
         yield (
-            f"{short:,} {texts} have one token or none, so that few texts share any; is it the "
+            f"{num_short:,} {texts} have one token or none, so that few texts share any; is it the "
             "column of the texts? Words end at spaces: split other texts with a tokenizer, and "
             "give its numbers with data.tokens"
         )
-    elif empty >= EMPTY_SHARE * count and empty:
-        yield f"{empty:,} {texts} have no token at all; leave them out"
-    if cut > count / 2:
+    elif num_empty >= EMPTY_SHARE * count and num_empty:
+        yield f"{num_empty:,} {texts} have no token at all; leave them out"
+    if num_cut > count / 2:
         yield (
-            f"{cut:,} {texts} are longer than {length} tokens, and cut there; data.length is the "
-            "limit"
+            f"{num_cut:,} {texts} are longer than {length} tokens, and cut there; data.length is "
+            "the limit"
         )
 
 
@@ -340,8 +340,10 @@ def _quoted(names: Sequence[str]) -> str:
 
 def _told_apart(names: Sequence[str]) -> str:
     """Return names in quotes, in ASCII if two names look the same."""
-    looks = {unicodedata.normalize("NFKC", _spelled_out(name)) for name in names}
-    return _quoted(names) if len(looks) == len(names) else ", ".join(map(ascii, names[:NAMED]))
+    visible_names = {unicodedata.normalize("NFKC", _spelled_out(name)) for name in names}
+    if len(visible_names) == len(names):
+        return _quoted(names)
+    return ", ".join(map(ascii, names[:NAMED]))
 
 
 def _spelled_out(name: str) -> str:

@@ -215,8 +215,8 @@ def _refuse_doubtful(layout: Layout, place: str, source: str, has_test: bool) ->
         )
     raise InputError(
         f"{source}: '{place}' looks like a test set, but '{sibling}' does not look like a training "
-        "set; name both (data.source = the training set, data.test = "
-        f"'{place}'), or rename '{place}' if it is to be trained on"
+        f"set; name both (data.source = the training set, data.test = '{place}'), or rename "
+        f"'{place}' if it is to be trained on"
     )
 
 
@@ -489,15 +489,15 @@ def _tell_masks(files: Sequence[str], folders: dict[str, tuple[str, ...]]) -> No
 def _refuse_class(file: str, name: str, classes: Sequence[str]) -> None:
     """Raise InputError for a test image whose folder `name` is not a class of the training set."""
     folder = posixpath.dirname(file)
-    elsewhere = "if another split is the labelled one, name its folder with data.test"
+    advice = "if another split is the labelled one, name its folder with data.test"
     if posixpath.basename(folder) != name:
         raise InputError(
             f"{file}: it lies in no folder of a class; put each test image into one, such as "
-            f"{folder}/{classes[0]}/{posixpath.basename(file)}; {elsewhere}"
+            f"{folder}/{classes[0]}/{posixpath.basename(file)}; {advice}"
         )
     raise InputError(
         f"{file}: its folder '{name}' is not one of the training set's classes "
-        f"({shortened(classes)}); {elsewhere}"
+        f"({shortened(classes)}); {advice}"
     )
 
 

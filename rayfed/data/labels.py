@@ -89,8 +89,8 @@ def _from_names(
     if len(unknown):
         row = int(unknown[0])
         label = used[codes[row]]
-        near = nearest(label.strip(), classes, 0.75)
-        hint = f"; did you mean '{near}'?" if near else ""
+        similar = nearest(label.strip(), classes, 0.75)
+        hint = f"; did you mean '{similar}'?" if similar else ""
         raise InputError(
             f"{table.place(row)}: label '{label}' is not one of the classes "
             f"({shortened(classes)}){hint}"
@@ -263,9 +263,9 @@ def number_in(text: str) -> int | None:
     >>> number_in("07"), number_in("7.0"), number_in("cat")
     (7, 7, None)
     """
-    whole, _, decimals = text.strip().partition(".")
-    is_negative = whole.startswith("-")
-    digits = whole[1:] if is_negative else whole
+    integer_part, _, decimals = text.strip().partition(".")
+    is_negative = integer_part.startswith("-")
+    digits = integer_part[1:] if is_negative else integer_part
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or decimals.strip("0"):
         return None
     return -int(digits) if is_negative else int(digits)

@@ -11,7 +11,7 @@ from rayfed.base.errors import InputError, did_you_mean
 NUMBER, NAME = "number:", "name:"
 
 
-def number_of(asked: int | str, names: Sequence[str], count: int, place: str = "") -> int:
+def number_of(query: int | str, names: Sequence[str], count: int, place: str = "") -> int:
     """Return the number of the client that is asked for.
 
     A client is asked for by number, by name, as `number:2` or as `name:2`. `names` are the clients'
@@ -29,8 +29,8 @@ def number_of(asked: int | str, names: Sequence[str], count: int, place: str = "
     '1' has number 0; \
     give number:1 or name:1
     """
-    text = str(asked).strip()
-    begin = f"{place}: " if place else ""
+    text = str(query).strip()
+    prefix = f"{place}: " if place else ""
     by_number = _by_number(text.removeprefix(NUMBER), count)
     by_name = None
     if text.removeprefix(NAME) in names:
@@ -43,11 +43,11 @@ def number_of(asked: int | str, names: Sequence[str], count: int, place: str = "
     if by_number is None:
         by_names = f", or by name{did_you_mean(text, names)}" if names else ""
         raise InputError(
-            f"{begin}there is no client {text}; the clients are 0 to {count - 1}{by_names}"
+            f"{prefix}there is no client {text}; the clients are 0 to {count - 1}{by_names}"
         )
     if by_name is not None:
         raise InputError(
-            f"{begin}client {text}: number {text} is the client named '{names[by_number]}', and "
+            f"{prefix}client {text}: number {text} is the client named '{names[by_number]}', and "
             f"the client named '{text}' has number {by_name}; give {NUMBER}{text} or {NAME}{text}"
         )
     return by_number

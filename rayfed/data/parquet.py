@@ -220,8 +220,8 @@ def _refuse_absent(path: str, names: Sequence[str], name: str, keys: str) -> Non
             f"{path}: {count} columns have the name '{name}'; give each a name of its own"
         )
     if not count:
-        near = nearest(name, names, 0.6)
-        hint = f"; did you mean '{near}'?" if near else ""
+        similar = nearest(name, names, 0.6)
+        hint = f"; did you mean '{similar}'?" if similar else ""
         raise InputError(f"{path}: no column '{name}'; it has {shortened(names, 30)} {keys}{hint}")
 
 

@@ -117,18 +117,18 @@ class Iid(Checked):
         order = np.random.default_rng(self.seed).permutation(len(labels))
         return _deal(order, np.arange(self.num_clients), _even(len(labels), self.num_clients))
 
-    def _refuse_too_many_clients(self, n: int, least: int = 1) -> None:
-        """Raise InputError if `n` images are too few for `least` images per client.
+    def _refuse_too_many_clients(self, n: int, min_size: int = 1) -> None:
+        """Raise InputError if `n` images are too few for `min_size` images per client.
 
         Each client gets at least one image.
         """
-        least = max(least, 1)
-        if self.num_clients * least > n:
+        min_size = max(min_size, 1)
+        if self.num_clients * min_size > n:
             rule = name_in(PARTITIONS, type(self))
-            with_images = f" with at least {least} images each" if least > 1 else ""
+            with_images = f" with at least {min_size} images each" if min_size > 1 else ""
             raise InputError(
                 f"{rule}: {self.num_clients} clients{with_images} cannot be made of {n} images; "
-                f"num_clients can be at most {n // least}"
+                f"num_clients can be at most {n // min_size}"
             )
 
 
@@ -332,9 +332,9 @@ class Classes(_ByClass):
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         labels, owners = self._holders(np.flatnonzero(counts), rng)
         num_holders = np.bincount(labels, minlength=len(counts))
-        short = np.flatnonzero(counts < num_holders)
-        if len(short):
-            label = short[0]
+        too_small = np.flatnonzero(counts < num_holders)
+        if len(too_small):
+            label = too_small[0]
             raise InputError(
                 f"classes: class {label} has {counts[label]} images for {num_holders[label]} "
                 "clients; lower num_clients or k"

@@ -79,8 +79,8 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
             "save them with 8 bits per channel"
         )
     # 65535 is white, and becomes 255.
-    bytes_ = (values.astype(np.uint32) + 128) // 257
-    return Image.fromarray(bytes_.astype(np.uint8))
+    grey = (values.astype(np.uint32) + 128) // 257
+    return Image.fromarray(grey.astype(np.uint8))
 
 
 def _on_white(image: Image.Image) -> Image.Image:

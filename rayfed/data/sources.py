@@ -224,7 +224,7 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
     """
     function: Any = find(data.source, {}, "data.source")
     try:
-        made = function()
+        result = function()
     except (Exception, SystemExit) as error:
         # The first frame is this function, and the second is the user's.
         frames = extract_tb(error.__traceback__)[1:2]
@@ -233,7 +233,7 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
             f"data.source = '{data.source}' fails{line}: {type(error).__name__}: {error}"
         ) from error
     try:
-        train_pair, test_pair = made
+        train_pair, test_pair = result
         train = _of_user(train_pair, None)
         test = None if test_pair is None else _of_user(test_pair, train.classes)
     except Exception as error:

@@ -30,9 +30,9 @@ def jensen_shannon(
     array([0.])
     """
     middle = (p + q) / 2
-    of_cells = (p * np.log2(p / middle) + q * np.log2(q / middle) - q) / 2
+    terms = (p * np.log2(p / middle) + q * np.log2(q / middle) - q) / 2
     # A class that a client does not hold adds q / 2: in all 1/2 less the q / 2 of held classes.
-    return np.sqrt(np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0))
+    return np.sqrt(np.maximum(_sums(client, terms, num_clients) + 0.5, 0))
 
 
 def earth_mover(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:

@@ -129,8 +129,8 @@ def _read_weights(path: str) -> Weights:
     key = f"model.weights = '{path}'"
     if Path(path).is_dir():
         files = sorted(file.name for file in Path(path).glob("*.safetensors"))
-        inside = f"; in it are {', '.join(files[:FILES_NAMED])}" if files else ""
-        raise InputError(f"{key} is a folder; give one safetensors file{inside}{_joining(files)}")
+        listing = f"; in it are {', '.join(files[:FILES_NAMED])}" if files else ""
+        raise InputError(f"{key} is a folder; give one safetensors file{listing}{_joining(files)}")
     if path.endswith(".index.json"):
         raise InputError(
             f"{key} lists the files of a model that is cut into several; give one safetensors file"

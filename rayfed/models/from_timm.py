@@ -30,8 +30,8 @@ class TimmClassifier(Classifier):
 
     def renamed(self, name: str) -> str:
         """Return the name here of an entry in timm's own files."""
-        inside = name.removeprefix(f"{self._place}.")
-        return f"head.{inside}" if inside != name else f"features.{name}"
+        entry = name.removeprefix(f"{self._place}.")
+        return f"head.{entry}" if entry != name else f"features.{name}"
 
 
 def timm_builder(name: str) -> Callable[..., nn.Module]:

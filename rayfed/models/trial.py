@@ -121,14 +121,14 @@ def try_model(model: nn.Module, setting: Setting) -> Findings:
     name = setting.name
     _refuse_entries(name, model)
     with isolated(SEED, torch.device("cpu")):
-        tried = _copy(name, model)
-        _refuse_other_sharing(name, model, tried)
-        writes = _try_outputs(tried, setting)
-        unused = _try_steps(tried, setting, writes)
-        constants = _constants(name, model, tried)
+        trial_model = _copy(name, model)
+        _refuse_other_sharing(name, model, trial_model)
+        writes = _try_outputs(trial_model, setting)
+        unused = _try_steps(trial_model, setting, writes)
+        constants = _constants(name, model, trial_model)
         warnings: list[str] = []
-        warnings.extend(_probabilities(tried, setting, writes))
-        warnings.extend(_kept_outside(name, model, tried, setting, writes))
+        warnings.extend(_probabilities(trial_model, setting, writes))
+        warnings.extend(_kept_outside(name, model, trial_model, setting, writes))
         warnings.extend(_in_plain_containers(name, model))
     return Findings(writes, constants, unused, tuple(warnings))
 
@@ -262,14 +262,14 @@ def _refuse_tensor(name: str, entry: str, tensor: Tensor) -> None:
         )
     if tensor.device.type != "cpu":
         raise InputError(
-            f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on "
-            "the CPU, which rayfed moves to each worker's device (from 'meta': "
+            f"model '{name}': '{entry}' is on the device '{tensor.device}'; return a model on the "
+            "CPU, which rayfed moves to each worker's device (from 'meta': "
             "model.to_empty(device='cpu'), and set the weights)"
         )
     if tensor.numel() and _overlaps_itself(tensor):
         raise InputError(
-            f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, "
-            "and it cannot be loaded; give it memory of its own, by clone()"
+            f"model '{name}': the elements of '{entry}' share memory, as expand() makes them, and "
+            "it cannot be loaded; give it memory of its own, by clone()"
         )
 
 
@@ -278,20 +278,18 @@ def _refuse_parameter(name: str, entry: str, parameter: Tensor) -> None:
     if parameter.is_complex() or parameter.layout != torch.strided:
         kind = parameter.dtype if parameter.is_complex() else parameter.layout
         raise InputError(
-            f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be "
-            "real and dense, and torch.view_as_complex makes a complex one of it in forward"
+            f"model '{name}': its parameter '{entry}' is {_plain(kind)}; parameters must be real "
+            "and dense, and torch.view_as_complex makes a complex one of it in forward"
         )
     if not bool(torch.isfinite(parameter).all()):
         raise InputError(
-            f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the "
-            "run; set its values (torch.empty does not), or give it requires_grad=False if it "
-            "is a mask"
+            f"model '{name}': its parameter '{entry}' holds a NaN or an infinity before the run; "
+            "set its values (torch.empty does not), or give it requires_grad=False if it is a mask"
         )
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise InputError(
             f"model '{name}': its parameter '{entry}' has a hook (register_hook), which the "
-            "copies that clients train lose; do that in forward, or clip gradients by "
-            "train.clip"
+            "copies that clients train lose; do that in forward, or clip gradients by train.clip"
         )
 
 
@@ -337,8 +335,8 @@ def _refuse_other_sharing(name: str, model: nn.Module, copied: nn.Module) -> Non
 
     Two views of one tensor are an example.
     """
-    apart = _sharing(model) - _sharing(copied)
-    groups = sorted(sorted(names) for names in apart)
+    split_groups = _sharing(model) - _sharing(copied)
+    groups = sorted(sorted(names) for names in split_groups)
     if groups:
         listed = " and ".join(f"'{entry}'" for entry in groups[0][:NAMED])
         raise InputError(
