@@ -1,10 +1,9 @@
-"""From a job to its results: run, resume, replay."""
+"""Run, resume and replay jobs: from a job to its results."""
 
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a job is run. Nothing here changes a number of the results."""
+    """How a job is run. No option except `other_bits` can change a number of the results."""
 
     # Results of an earlier run are replaced.
     force: bool = False
     # Hardware of several kinds is allowed, and code or a partition that has changed.
     other_bits: bool = False
-    # The work is done on Ray if the job says so; otherwise in this process.
+    # If the job says so, the work is done on Ray, otherwise in this process.
     on_ray: bool = True
-    # Reads the data, if they are at hand already.
+    # Returns the data if they are read already.
     read: Read | None = None
 
 
@@ -68,10 +67,10 @@ def run(
     """
     folders = Folders.of(job)
     with alone(f"the run '{job.name}'"):
-        # It waits for a lock, and while it does checkpoints may come and go.
+        # This waits for a lock, and checkpoints may come and go meanwhile: so they are read later.
         folders.refuse_unwritable()
         saved = _newest(folders) if resume else None
-        # Where only the checkpoints are left, they are enough.
+        # A run of which only the checkpoints are left can be continued too.
         if resume and (is_begun(job) or saved):
             if saved is None:
                 refuse_other_paths(job)
@@ -83,7 +82,10 @@ def run(
 def resume(
     job: Job, saved: Checkpoint, observers: Sequence[Observer], options: RunOptions
 ) -> Trained:
-    """Continue a run that `find` has found."""
+    """Continue a run that `find` has found.
+
+    Raises `InputError` if the job has fewer rounds than the run.
+    """
     if saved.round > job.train.num_rounds:
         raise InputError(
             f"train.num_rounds = {job.train.num_rounds}: "
@@ -97,14 +99,15 @@ def resume(
 def replay(
     run: str | Path, round: int, client: int | str, *, method: Method | None = None
 ) -> tuple[ClientRow, float | None]:
-    """Train a client of a round again, in this process, as the run did: to see its work, or why it
-    failed.
+    """Train a client of a round again in this process, as the run did.
 
-    `client` is a client's number, as in `clients.parquet`, or as text its number or its name in the
-    data. Plays the rounds since the newest older checkpoint again. Gives the client's row, and the
-    training loss that the run recorded, if there is one. Raises the client's own exception, and
-    `InputError` where it was not in the round, or where a text is the name of one client and the
-    number of another.
+    Use it to see a client's work, or why it failed. `client` is a client's number, as in
+    `clients.parquet`, or as text its number or its name in the data. The rounds since the newest
+    older checkpoint are played again.
+
+    Returns the client's row, and the training loss that the run recorded, if there is one. Raises
+    the client's own exception. Raises `InputError` if the client was not in the round, or if a text
+    is the name of one client and the number of another.
 
     >>> row, recorded = replay("runs/quickstart", round=2, client=7)  # doctest: +SKIP
     >>> row.train_loss == recorded  # doctest: +SKIP
@@ -116,44 +119,56 @@ def replay(
             raise InputError(f"'{run}' is not the folder of a run")
         folders = Folders.of(job)
         setup = open_setup(job)
-        if round < 1:
-            raise InputError(f"round {round}: the first round is 1")
-        last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
-        # The round after the last may have failed.
-        if round > last_recorded + 1:
-            raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
+        _refuse_absent_round(folders.path, round)
         refuse_another_partition(folders.path, setup, round)
         if isinstance(client, str):
             names, count = setup.federation.client_names, setup.federation.num_clients
             client = number_of(client, names, count, "replay")
         engine.cohort_of(setup, round).refuse_absent(client, round)
-        with open_executor(setup, on_ray=False) as workers:
-            saved = newest(folders.checkpoints, before=round)
-            if saved:
-                saved.refuse_another(setup)
-            last = saved.restore(setup, workers) if saved else engine.start(setup, workers)
-            while last.round < round - 1:
-                last = engine.play(setup, last, workers)
-            opening = engine.open_round(setup, last, workers)
-            if not trains(opening.parts):
-                raise InputError(
-                    f"round {round}: no client trained in it, as its method works on the server "
-                    "alone"
-                )
-            tasks = [(client,)]
-            replies = engine.train(setup, workers, opening.broadcast, tasks, last.memories)
-            (reply,) = next(replies).clients
-    losses = {
-        (row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")
-    }
-    return reply.row, losses.get((round, client))
+        row = _train_again(setup, folders, round, client)
+    losses = {}
+    for recorded in _rows(folders.path, "clients"):
+        losses[recorded["round"], recorded["client"]] = recorded["train_loss"]
+    return row, losses.get((round, client))
+
+
+def _refuse_absent_round(path: Path, round: int) -> None:
+    """Raise `InputError` if the run in a folder has not come to a round."""
+    if round < 1:
+        raise InputError(f"round {round}: the first round is 1")
+    last_recorded = max((row["round"] for row in _rows(path, "rounds")), default=0)
+    # The round after the last recorded one may have failed, and can be replayed too.
+    if round > last_recorded + 1:
+        raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
+
+
+def _train_again(setup: Setup, folders: Folders, round: int, client: int) -> ClientRow:
+    """Play the rounds since the newest older checkpoint, and train one client of the round."""
+    with open_executor(setup, on_ray=False) as workers:
+        saved = newest(folders.checkpoints, before=round)
+        if saved:
+            saved.refuse_another(setup)
+            previous = saved.restore(setup, workers)
+        else:
+            previous = engine.start(setup, workers)
+        while previous.round < round - 1:
+            previous = engine.play(setup, previous, workers)
+        opening = engine.open_round(setup, previous, workers)
+        if not trains(opening.parts):
+            raise InputError(
+                f"round {round}: no client trained in it, as its method works on the server alone"
+            )
+        tasks = [(client,)]
+        replies = engine.train(setup, workers, opening.broadcast, tasks, previous.memories)
+        (reply,) = next(replies).clients
+    return reply.row
 
 
 def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
-    """Each client's own model after a run's newest checkpoint, measured in this process and kept in
-    `own.parquet`.
+    """Measure each client's own model after a run's newest checkpoint, in this process.
 
-    Raises `InputError` where there is no checkpoint, or the job's data have changed.
+    The rows are written to `own.parquet` too. Raises `InputError` if there is no checkpoint, or if
+    the job's data have changed.
 
     >>> [row.client for row in own_models("runs/quickstart")][:3]  # doctest: +SKIP
     [0, 1, 2]
@@ -169,11 +184,11 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
 
 
 def _rows(path: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a table that a run has recorded in its folder."""
+    """Return the rows of a table that a run has recorded in its folder."""
     try:
         return read_table(path, name).to_pylist()
     except ValueError as error:
-        # Of Arrow, or of a text that is no UTF-8.
+        # Arrow raises it for a damaged file, and Python for a text that is not UTF-8.
         again = "`rayfed resume` writes them again from the checkpoint"
         raise InputError(
             f"the recorded {name} in {path} cannot be read ({error}); {again}"
@@ -183,15 +198,18 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
 def _train(
     job: Job, saved: Checkpoint | None, observers: Sequence[Observer], options: RunOptions
 ) -> Trained:
-    """Play a job's remaining rounds after a checkpoint, or all, and record each.
+    """Play a job's remaining rounds after a checkpoint, or all rounds, and record each.
 
-    However the run ends, its folder is complete, Ray has ended, and then the observers hear of it.
+    However the run ends, its folder is complete, and Ray has ended before the observers hear of it.
     """
     Folders.of(job).refuse_unwritable()
     path = folder_of(job)
     leaves_work = saved is None or saved.leaves_work(job)
     on_ray = options.on_ray and job.ray.mode == "on" and leaves_work
-    make_setup = partial(_checked_setup, job, saved, options.read)
+
+    def make_setup() -> Setup:
+        return _checked_setup(job, saved, options.read)
+
     with (
         logging_to_file() as begin_log,
         observing(observers) as everyone,
@@ -204,22 +222,22 @@ def _train(
         open_executor(
             setup, everyone.client, on_ray=on_ray, other_bits=options.other_bits
         ) as executor,
-        # Innermost: the last checkpoint needs the executor, which holds the clients' memories.
+        # The recorder ends first: its last checkpoint needs the memories that the executor holds.
         Recorder(
             setup, executor, saved, force=options.force, other_bits=options.other_bits
         ) as recorder,
     ):
         begin_log(path)
-        last = recorder.restored()
-        everyone.restored(last)
-        for round in engine.rounds(setup, executor, last, recorder.early_end):
-            # First, and its failure ends the run: the others show what is recorded.
+        newest_round = recorder.restored()
+        everyone.restored(newest_round)
+        for round in engine.rounds(setup, executor, newest_round, recorder.early_end):
+            # The recorder is first, and its failure ends the run: the others show what is recorded.
             recorder.round(round)
             executor.round(round)
             everyone.round(round)
-            last = round
-    assert last is not None, "there is always a round 0"
-    return Trained(path, whole(setup.model, last.evaluated))
+            newest_round = round
+    assert newest_round is not None, "there is always a round 0"
+    return Trained(path, whole(setup.model, newest_round.evaluated))
 
 
 def _checked_setup(job: Job, saved: Checkpoint | None, read: Read | None) -> Setup:
@@ -233,7 +251,11 @@ def _checked_setup(job: Job, saved: Checkpoint | None, read: Read | None) -> Set
 def find(
     run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None
 ) -> tuple[Job, Checkpoint]:
-    """The job of a run, and its newest whole checkpoint."""
+    """Return the job of a run, and its newest complete checkpoint.
+
+    `run` is a run's folder, or a folder of checkpoints, which may be a URI. Raises `InputError` if
+    there is none, or if `overrides` change the run's name.
+    """
     if "name" in (overrides or {}):
         raise InputError(
             "name: a run keeps its name; to continue under another name, move its folder first"
@@ -250,19 +272,24 @@ def find(
             )
         return job, saved
     saved = newest(Folder(str(run)))
-    if saved:
-        return read(saved.manifest["job"], overrides, method), saved
+    if saved is None:
+        raise _no_run(run)
+    return read(saved.manifest["job"], overrides, method), saved
+
+
+def _no_run(run: str | Path) -> InputError:
+    """Make the error for a place that holds neither a run nor checkpoints."""
     if "://" not in str(run) and not Path(run).expanduser().exists():
-        raise InputError(f"'{run}': there is no such folder{near_run(Path(run))}")
+        return InputError(f"'{run}': there is no such folder{near_run(Path(run))}")
     names = sorted(str(file.parent) for file in Path(run).glob("*/job.toml"))
     runs = f"; runs in it: {', '.join(names[:RUNS_NAMED])}" if names else ""
-    raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
+    return InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
 
 
 def _newest(folders: Folders) -> Checkpoint | None:
-    """The newest checkpoint of a run.
+    """Return the newest complete checkpoint of a run, or None if it has no checkpoint.
 
-    Raises `InputError`, with what to do, where none of them is whole.
+    Raises `InputError`, which says what to do, if all of them are damaged.
     """
     try:
         return newest(folders.checkpoints)
@@ -276,7 +303,11 @@ def _newest(folders: Folders) -> Checkpoint | None:
 def job_of(
     run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None
 ) -> Job | None:
-    """The job of the run in a folder; None where there is none."""
+    """Return the job of the run in a folder; None if there is no run.
+
+    A folder that was moved gives a job with the folder's new name and place. Raises `InputError` if
+    the job file is damaged.
+    """
     path = Path(os.path.abspath(Path(run).expanduser()))
     if "://" in str(run) or not (path / "job.toml").is_file():
         return None
@@ -286,10 +317,12 @@ def job_of(
         remedy = "put it back, or continue from the checkpoints: rayfed run YOUR.toml --resume"
         raise InputError(f"{error}; {remedy}") from None
     job = read(tables, overrides, method)
-    if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
-        # The folder was moved, or we have.
-        kept = path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts
-        name = job.name if kept else path.name
+    gives_output = any(key.startswith("output.") for key in overrides or {})
+    if folder_of(job) != path and not gives_output:
+        # The folder was moved, or the process works in another folder than the run did.
+        steps = Path(job.name).parts
+        ends_with_name = path.parts[-len(steps) :] == steps
+        name = job.name if ends_with_name else path.name
         place = path.parents[len(Path(name).parts) - 1]
         job = replace(job, name=name, output=replace(job.output, path=str(place)))
     return job
@@ -298,9 +331,10 @@ def job_of(
 def read(
     job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None
 ) -> Job:
-    """A job from its tables.
+    """Return the job that tables describe, with overrides.
 
-    A `method` made in Python replaces theirs, which may not be importable.
+    A `method` made in Python replaces the tables' method, which may not be importable. Raises
+    `InputError` if a method is given here and in `overrides`.
     """
     method_keys = [key for key in overrides or {} if key.partition(".")[0] == "method"]
     if method_keys and method is not None:
