@@ -1,3 +1,1 @@
-"""The ground: errors, checked values, seeds, isolation of hooks, files, a note for the parent
-process.
-"""
+"""What all other packages use: errors, checked values, seeds, files, isolation of hooks."""

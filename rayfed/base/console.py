@@ -1,4 +1,4 @@
-"""Words, tables and log lines on the screen."""
+"""Show words, tables and log lines on the screen."""
 
 import logging
 import sys
@@ -11,8 +11,7 @@ from rayfed.base.errors import harmless
 
 
 def in_line(text: str) -> str:
-    """A harmless text in which tabs and ends of lines are spelled out too, as a line or a column
-    needs it.
+    """Return a harmless text as one line: tabs and ends of lines are spelled out.
 
     >>> in_line("a\\tname\\nof two lines")
     'a\\\\tname\\\\nof two lines'
@@ -21,8 +20,9 @@ def in_line(text: str) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Looks `sys.stderr` up for each record: while a bar is shown, rich replaces it and prints
-    above the bar.
+    """Prints log records on `sys.stderr`, which is looked up for each record.
+
+    While a progress bar is shown, rich replaces `sys.stderr` and prints above the bar.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -34,7 +34,7 @@ class StderrHandler(logging.Handler):
 
 @contextmanager
 def busy(words: str) -> Iterator[None]:
-    """Words beside a spinner for as long as the context lasts, on a terminal."""
+    """Show words next to a spinner for as long as the context lasts, on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -45,34 +45,48 @@ def busy(words: str) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, such as 0:01:23."""
+    """Return a duration in hours, minutes and seconds.
+
+    >>> duration(83.4)
+    '0:01:23'
+    """
     return str(timedelta(seconds=int(seconds)))
 
 
 def shown(path: Path) -> str:
-    """A path, relative to the current folder if it lies in it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    """Return a path, relative to the current folder if it lies in it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
-    """Rows of words as lines of columns, without control characters.
+    """Return rows of words as lines of columns, without control characters.
 
     >>> print(aligned([("a", "1"), ("long", "2")]))
     a     1
     long  2
     """
-    rows = [[in_line(cell) for cell in row] for row in rows]
+    rows = _in_lines(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(gap.join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _in_lines(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows of a table, where each cell is one line."""
+    cleaned = []
+    for row in rows:
+        cleaned.append([in_line(cell) for cell in row])
+    return cleaned
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: with rules on a terminal, elsewhere aligned text with a line per row.
+    """Print a table: with rules on a terminal, elsewhere aligned text with a line per row.
 
-    No cell is cut: columns that do not fit on the terminal follow in tables below, each with the
+    No cell is cut. Columns that do not fit on the terminal follow in tables below, each with the
     first column again.
     """
     if not sys.stdout.isatty():
@@ -83,29 +97,28 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    heads, lines = (
-        [in_line(head) for head in columns],
-        [[in_line(cell) for cell in row] for row in rows],
-    )
-    words = [max(map(cell_len, head.split()), default=0) for head in heads]
-    widths = [
-        max([word, *(cell_len(line[number]) for line in lines)])
-        for number, word in enumerate(words)
-    ]
-    for numbers in side_by_side([width + len(" │ ") for width in widths], console.width - len("│")):
+    heads = [in_line(head) for head in columns]
+    lines = _in_lines(rows)
+    # A head may be wrapped at its spaces, a cell is not wrapped if there is room.
+    widths = []
+    for number, head in enumerate(heads):
+        texts = head.split() + [line[number] for line in lines]
+        widths.append(max(map(cell_len, texts), default=0))
+    needed = [width + len(" │ ") for width in widths]
+    for numbers in side_by_side(needed, console.width - len("│")):
         table = Table()
         for number in numbers:
-            table.add_column(
-                heads[number], min_width=min(widths[number], console.width // 2), overflow="fold"
-            )
+            width = min(widths[number], console.width // 2)
+            table.add_column(heads[number], min_width=width, overflow="fold")
         for line in lines:
-            table.add_row(*(line[number] for number in numbers))
+            table.add_row(*[line[number] for number in numbers])
         console.print(table)
 
 
 def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The numbers of the columns in each of as few tables as have room for them; the first column
-    is in all.
+    """Return the numbers of the columns in each table, in as few tables as have room for them.
+
+    The first column is in all tables. `widths` and `room` are in characters.
 
     >>> side_by_side([10, 8, 8, 8], room=30)
     [[0, 1, 2], [0, 3]]

@@ -1,8 +1,7 @@
-"""Checked values from tables: frozen dataclasses, for the tables of a job file and for the parts of
-a method.
+"""Checked values from tables: frozen dataclasses for the tables of a job file and for parts.
 
-A field's annotation holds its type, its range and a sentence. This single declaration serves as the
-check, the message, the list of keys and the documentation:
+The annotation of a field holds its type, its range and a sentence. This single declaration serves
+as the check, the message, the list of keys and the documentation:
 
 >>> @dataclass(frozen=True)
 ... class Proximal(Checked):
@@ -41,9 +40,9 @@ from annotated_types import Lt as Lt
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, spelled, told
 
 T = TypeVar("T")
-# In place of a default.
+# The default of a key that must be given.
 NEEDED = inspect.Parameter.empty
-# A kind of pydantic's errors: what to give.
+# For each kind of pydantic's errors: what the user should give.
 WANTED = {
     "greater_than_equal": "{ge:.10g} or more",
     "greater_than": "more than {gt:.10g}",
@@ -64,7 +63,7 @@ WANTED = {
 class UnknownKey(InputError):
     """A key that a table cannot have.
 
-    Its arguments: the table's place, the key, and all valid keys.
+    The arguments are the table's place, the key, and all valid keys.
     """
 
     def __str__(self) -> str:
@@ -79,33 +78,35 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
-        for name, value in _validated(type(self), given, type(self).__name__).items():
-            # A whole number for a float, for example, is a float now.
+        own_fields = fields(self)  # type: ignore[arg-type]
+        values = {f.name: getattr(self, f.name) for f in own_fields if f.init}
+        for name, value in _validated(type(self), values, type(self).__name__).items():
+            # The value may have changed: an int for a float field, for example, is a float now.
             object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
 class Form:
-    """In an annotation: a job file writes this field in a special form."""
+    """A mark in an annotation: a job file writes this field in a special form."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
-    # As a job file would write it.
+    # The default as a job file would write it.
     default: str = ""
-    # Of a table with a `name`: the known classes.
+    # If the field is a table with a `name`: the known classes by name.
     kinds: Mapping[str, type] | None = field(default=None, hash=False)
 
 
 class PathMark:
-    """In an annotation: the field is a path."""
+    """A mark in an annotation: the field is a path."""
 
 
 class Key(NamedTuple):
-    """A key of a job file, dotted."""
+    """A key of a job file."""
 
+    # The steps of the name are joined with dots.
     name: str
-    # NEEDED if there is none.
+    # This is NEEDED if there is no default.
     default: Any
     sentence: str
     is_path: bool = False
@@ -114,41 +115,52 @@ class Key(NamedTuple):
 
 
 def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **given: Any) -> T:
-    """Call `maker`, a dataclass or a function, with a table of `values`.
+    """Call `maker`, a dataclass or a function, with a table of `values`, and return the result.
 
-    Names, types and ranges are checked.
-
-    `given` are further arguments, unchecked, that a table cannot set. `where` is the table's place
-    in the job file, for messages. Raises `InputError`, with a line per mistake.
+    Names, types and ranges are checked. `given` are further arguments that a table cannot set, and
+    that are not checked. `where` is the table's place in the job file, for messages. Raises
+    `InputError`, with a line per mistake.
     """
-    parameters = {
-        name: p for name, p in inspect.signature(maker).parameters.items() if name not in given
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    valid = {
-        name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }
+    _refuse_names(maker, values, where, given)
+    special = [name for name in values if _mark(maker, name, Form)]
+    plain = [name for name in values if name not in special]
+    arguments: dict[str, Any] = {}
+    # The special forms come second. To read them may import torch, which takes seconds. Mistakes
+    # elsewhere should be found before.
+    for names in (plain, special):
+        read = {name: _read(maker, name, values[name], _join(where, name)) for name in names}
+        arguments |= _validated(maker, read, where)
+    return maker(**given, **arguments)
+
+
+def _refuse_names(
+    maker: Callable[..., T], values: Mapping[str, Any], where: str, given: Mapping[str, Any]
+) -> None:
+    """Raise `InputError` if `values` have keys that `maker` does not take, or lack keys."""
+    valid, takes_any = {}, False
+    for name, parameter in inspect.signature(maker).parameters.items():
+        if name in given:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            valid[name] = parameter
     for key in values:
         if key in given or (key not in valid and not takes_any):
             raise UnknownKey(where, str(key), *valid)
-    missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
+    missing = []
+    for name, parameter in valid.items():
+        if parameter.default is NEEDED and name not in values:
+            missing.append(_missing(maker, name, where))
     if missing:
-        raise InputError("\n".join(_missing(maker, name, where) for name in missing))
-    # To read a special form may import torch, which takes seconds. So the mistakes elsewhere are
-    # found first.
-    special = {name for name in values if _mark(maker, name, Form)}
-    plain = [name for name in values if name not in special]
-    ready: dict[str, Any] = {}
-    for names in (plain, [name for name in values if name in special]):
-        read = {name: _read(maker, name, values[name], _join(where, name)) for name in names}
-        ready |= _validated(maker, read, where)
-    return maker(**given, **ready)
+        raise InputError("\n".join(missing))
 
 
 def table(value: Any) -> dict[str, Any]:
-    """A dataclass as the plain table that `build` reads. None is left out: TOML cannot write it.
+    """Return a dataclass as the plain table that `build` reads.
 
-    Raises `InputError`, with the field, for a value that a job cannot record.
+    A field that is None is left out, because TOML cannot write it. Raises `InputError`, which names
+    the field, for a value that a job cannot record.
     """
     plain: dict[str, Any] = {}
     for f in fields(value):
@@ -170,7 +182,10 @@ def table(value: Any) -> dict[str, Any]:
 
 
 def _recorded(cls: type, name: str, item: Any) -> Any:
-    """A field's value as a job file has it, from which the field is read again as it was."""
+    """Return a field's value as a job file has it.
+
+    Raises `InputError` if the field could not be read from it again as it was.
+    """
     where = f"{cls.__name__}.{name}"
     if not isinstance(item, PurePath | Enum):
         return plain_value(item, where)
@@ -181,10 +196,13 @@ def _recorded(cls: type, name: str, item: Any) -> Any:
 
 
 def plain_value(value: Any, where: str) -> Any:
-    """A value of a table, as JSON and TOML both have it: tuples become lists, NumPy's numbers
-    Python's.
+    """Return a value of a table as JSON and TOML both have it.
 
-    Raises `InputError`, with `where`, for what a job cannot record.
+    Tuples become lists, and NumPy's numbers become Python's. Raises `InputError`, with `where`, for
+    a value that a job cannot record.
+
+    >>> plain_value((1, 2.5), "train.steps")
+    [1, 2.5]
     """
     value = _pythons(value)
     if type(value) in (bool, int, float, str):
@@ -200,6 +218,7 @@ def plain_value(value: Any, where: str) -> Any:
 
 
 def _unrecorded(where: str, value: Any) -> str:
+    """Return the message about a value that a job cannot record."""
     told_value = " ".join(told(value).split())
     if isinstance(value, datetime.date | datetime.time):
         return (
@@ -216,7 +235,7 @@ def _unrecorded(where: str, value: Any) -> str:
 
 
 def _pythons(value: Any) -> Any:
-    """A single number or text of NumPy's as Python's; any other value as it is."""
+    """Return a single number or text of NumPy as Python's, and any other value as it is."""
     is_numpys = type(value).__module__ == "numpy" and hasattr(value, "dtype")
     if is_numpys and getattr(value, "ndim", None) == 0 and value.dtype.kind in "biufU":
         return value.item()
@@ -224,26 +243,24 @@ def _pythons(value: Any) -> Any:
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:
-    """Every key that a table can have, with the keys of its inner tables."""
+    """Yield every key that a table can have, with the keys of its inner tables."""
     for f in fields(cls):
         name, hint = _join(prefix, f.name), _hints(cls)[f.name]
         form = _mark(cls, f.name, Form)
         if form and form.kinds is not None:
             yield Key(f"{name}.name", form.default, sentence(cls, f.name))
             for kind, inner in form.kinds.items():
-                yield from (key._replace(kind=kind) for key in keys(inner, name))
+                for key in keys(inner, name):
+                    yield key._replace(kind=kind)
         elif is_dataclass(hint):
             yield from keys(hint, name)  # type: ignore[arg-type]
         else:
-            yield Key(
-                name,
-                _default(f, form),
-                sentence(cls, f.name),
-                _mark(cls, f.name, PathMark) is not None,
-            )
+            is_path = _mark(cls, f.name, PathMark) is not None
+            yield Key(name, _default(f, form), sentence(cls, f.name), is_path)
 
 
 def _default(f: Field[Any], form: Form | None) -> Any:
+    """Return the default of a field as a job file would write it; `NEEDED` if there is none."""
     if form:
         return form.default
     if f.default_factory is not MISSING:
@@ -252,71 +269,59 @@ def _default(f: Field[Any], form: Form | None) -> Any:
 
 
 def nearest_key(name: str, keys: Iterable[Key]) -> str:
-    """The key or the table that a wrong key probably means, by its last step; '' if none is near.
+    """Return the key or the table that a wrong key probably means; '' if none is near.
 
-    >>> keys = [Key("train.lr", 0.01, "learning rate of the first round"), Key("train.num_rounds", 20, "rounds")]
+    The last steps of the keys are compared.
+
+    >>> learning_rate = Key("train.lr", 0.01, "learning rate of the first round")
+    >>> keys = [learning_rate, Key("train.num_rounds", 20, "rounds")]
     >>> [nearest_key(name, keys) for name in ("lr", "rounds", "x")]
     ['train.lr', 'train.num_rounds', '']
     """
-    # The last step of a key or a table: the whole of it.
-    places: dict[str, str] = {}
+    # The complete name of a key or a table, by its last step.
+    names: dict[str, str] = {}
     for key in keys:
         steps = key.name.split(".")
         for end in range(1, len(steps) + 1):
-            places.setdefault(steps[end - 1], ".".join(steps[:end]))
-    last = name.rpartition(".")[2].lower()
-    return places.get(nearest(last, places, 0.6), "")
+            names.setdefault(steps[end - 1], ".".join(steps[:end]))
+    step = name.rpartition(".")[2].lower()
+    return names.get(nearest(step, names, 0.6), "")
 
 
 def sentence(cls: Callable[..., Any], name: str) -> str:
-    """The sentence in a field's annotation, or ''."""
+    """Return the sentence in a field's annotation, or ''."""
     return _mark(cls, name, str) or ""
 
 
 def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
-    """The value with this name: one of `known`, or an importable `package.module:attribute`.
+    """Return the value with this name, which is in `known` or can be imported.
 
-    Raises `InputError`.
-
-    `more` is what else a message may propose.
+    The name of a value that is imported is `package.module:attribute`. `kind` says in messages what
+    the name stands for, and `more` what else the user can give. Raises `InputError` if there is no
+    such value.
     """
     name = spelled(name, known)
     if name in known:
         return known[name]
-    module, colon, attribute = name.partition(":")
+    module_name, colon, attribute = name.partition(":")
     if not colon:
         raise InputError(
             f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give "
             f"'package.module:name'{more}"
         )
-    # To import some of these does something, or to call them.
-    if module.partition(".")[0] in sys.stdlib_module_names:
+    # To import or to call some of these has side effects.
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise InputError(
-            f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours"
+            f"{kind} '{name}': '{module_name}' is a module of Python itself; name a module of yours"
         )
+    module = _imported(module_name, f"{kind} '{name}'")
+    value: Any = module
     try:
-        value: Any = importlib.import_module(module)
-    except SyntaxError as error:
-        place = f"{error.filename}, line {error.lineno}"
-        raise InputError(f"{kind} '{name}': Python cannot read {place}: {error.msg}") from error
-    except InputError as error:
-        # A class in the module is refused. It need not be the one that is asked for.
-        raise InputError(
-            f"module '{module}': {error} (until then nothing of the module can be used, such as "
-            f"{kind} '{name}')"
-        ) from error
-    except Exception as error:
-        # The user's module may raise anything.
-        looked = ""
-        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            looked = f"; there is no {error.name}.py in this folder ({os.getcwd()})"
-        why = f"{type(error).__name__}: {error}{looked}"
-        raise InputError(f"{kind} '{name}': importing '{module}' fails: {why}") from error
-    try:
-        value = functools.reduce(getattr, attribute.split("."), value)
+        for step in attribute.split("."):
+            value = getattr(value, step)
     except AttributeError as error:
-        written = _written_in(value)
-        near = did_you_mean(attribute, written) if written else ""
+        names = _written_in(module)
+        near = did_you_mean(attribute, names) if names else ""
         raise InputError(f"{kind} '{name}': {error}{near}") from error
     if callable(value) and _home(value) in sys.stdlib_module_names:
         where = "a function or a class that was written for rayfed, in a module of yours"
@@ -326,35 +331,57 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     return value
 
 
+def _imported(module_name: str, wanted: str) -> Any:
+    """Import a module. Raises `InputError`, which says what is `wanted` from the module."""
+    try:
+        return importlib.import_module(module_name)
+    except SyntaxError as error:
+        place = f"{error.filename}, line {error.lineno}"
+        raise InputError(f"{wanted}: Python cannot read {place}: {error.msg}") from error
+    except InputError as error:
+        # A class in the module is refused, and it may be another one than the wanted class.
+        raise InputError(
+            f"module '{module_name}': {error} (until then nothing of the module can be used, such "
+            f"as {wanted})"
+        ) from error
+    except Exception as error:
+        # The user's module may raise anything.
+        place = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            place = f"; there is no {error.name}.py in this folder ({os.getcwd()})"
+        reason = f"{type(error).__name__}: {error}{place}"
+        raise InputError(f"{wanted}: importing '{module_name}' fails: {reason}") from error
+
+
 def _written_in(module: Any) -> list[str]:
-    """Return the public names of the functions and classes that a module defines itself, not those
-    it imports.
-    """
-    return [
-        name
-        for name, value in vars(module).items()
-        if callable(value)
-        and not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
-    ]
+    """Return the public names of the functions and classes that a module defines itself."""
+    names = []
+    for name, value in vars(module).items():
+        if name.startswith("_") or not callable(value):
+            continue
+        if getattr(value, "__module__", None) == module.__name__:
+            names.append(name)
+    return names
 
 
 def _home(value: Any) -> str:
-    """The package in which something that can be called was written; `builtins` where that was not
-    in Python.
+    """Return the package in which something that can be called was written.
+
+    It is `builtins` if it was not written in Python.
     """
-    # Of a method.
-    value = (
-        value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)
-    )
+    if isinstance(value, functools.partial):
+        value = value.func
+    else:
+        # A bound method has its function here.
+        value = getattr(value, "__func__", value)
     value = inspect.unwrap(value)
-    # An object with __call__
+    # An object with `__call__` was written where its class was written.
     written = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
     return str(written.__module__).partition(".")[0]
 
 
 def snake_case(name: str) -> str:
-    """A class's name as job files write it.
+    """Return a class's name as job files write it.
 
     >>> snake_case("ServerMomentum")
     'server_momentum'
@@ -363,15 +390,21 @@ def snake_case(name: str) -> str:
 
 
 def name_in(known: Mapping[str, Any], value: Any) -> str:
-    """The name under which `find` finds a class or function."""
-    return next(
-        (name for name, one in known.items() if one is value),
-        f"{value.__module__}:{value.__qualname__}",
-    )
+    """Return the name under which `find` finds a class or function."""
+    for name, candidate in known.items():
+        if candidate is value:
+            return name
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 def named(value: Any, where: str, default: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The name and the options of `"name"` or `{name = "name", option = value, ...}`."""
+    """Return the name and the options of `"name"` or `{name = "name", option = value, ...}`.
+
+    A table without a name has the name `default`. Raises `InputError` if there is no name.
+
+    >>> named({"name": "fedprox", "mu": 0.1}, "method")
+    ('fedprox', {'mu': 0.1})
+    """
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, Mapping):
@@ -386,7 +419,7 @@ def named(value: Any, where: str, default: str | None = None) -> tuple[str, dict
 
 
 def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
-    """A value of a table as its field holds it: a table in it becomes a dataclass."""
+    """Return a value of a table as its field holds it: a table becomes a dataclass."""
     form = _mark(maker, name, Form)
     if form:
         return form.read(value)
@@ -402,35 +435,36 @@ def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
 
 
 def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values, in the types that the annotations name."""
-    # A tenth of a second to import, and `rayfed keys` needs none of it.
-    from pydantic import (
-        ValidationError,
-    )
+    """Return the values in the types that the annotations name.
 
-    mistakes, ready = [], dict(values)
-    for name, given in values.items():
-        refuse_secrets(given, _join(where, name))
-        value = ready[name] = _pythons(given)
+    Raises `InputError`, with a line per mistake.
+    """
+    # Imported here, because this takes a tenth of a second, and `rayfed keys` does not need it.
+    from pydantic import ValidationError
+
+    mistakes, checked = [], dict(values)
+    for name, item in values.items():
+        refuse_secrets(item, _join(where, name))
+        value = _pythons(item)
+        checked[name] = value
         adapter = _adapter(maker, name)
         if adapter is None:
             continue
         try:
-            ready[name] = adapter.validate_python(value, strict=True)
+            checked[name] = adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            ready[name] = _of_table(maker, name, value, NEEDED)
-            if ready[name] is NEEDED:
+            checked[name] = _of_table(maker, name, value, NEEDED)
+            if checked[name] is NEEDED:
                 mistakes += _explain(error.errors(), _join(where, name))
     if mistakes:
         raise InputError("\n".join(mistakes))
-    return ready
+    return checked
 
 
 def _of_table(maker: Callable[..., Any], name: str, value: Any, default: Any) -> Any:
-    """A value that a table writes in a plain form, as its field holds it: a tuple, a path, an
-    Enum's member.
+    """Return the value that a table writes in a plain form: a tuple, a path, a member of an Enum.
 
-    `default` where that is no form of the field's type.
+    Returns `default` if this is no form of the field's type.
     """
     from pydantic import ValidationError
 
@@ -445,7 +479,7 @@ def _of_table(maker: Callable[..., Any], name: str, value: Any, default: Any) ->
 
 @functools.cache
 def _adapter(maker: Callable[..., Any], name: str) -> Any:
-    """The check of one parameter; None where its form or its own class has checked it."""
+    """Return the check of one parameter; None if its form or its own class has checked it."""
     from pydantic import ConfigDict, TypeAdapter
 
     hint = _hints(maker).get(name, Any)
@@ -456,50 +490,52 @@ def _adapter(maker: Callable[..., Any], name: str) -> Any:
 
 @functools.cache
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotation of each parameter."""
     try:
         return get_type_hints(maker, include_extras=True)
     except NameError:
-        # A type that the user's module imports for type checkers only.
+        # The user's module imports a type for type checkers only.
         return {}
 
 
 def _mark(maker: Callable[..., Any], name: str, kind: type[T]) -> T | None:
-    """The first value of a type in a parameter's annotation."""
+    """Return the first value of a type in a parameter's annotation; None if there is none."""
     hint = _hints(maker).get(name)
     marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((mark for mark in marks if isinstance(mark, kind)), None)
 
 
 def _join(where: str, name: str) -> str:
+    """Return the dotted name of a key in a table, where '' is the job itself."""
     return f"{where}.{name}" if where else name
 
 
 def _missing(maker: Callable[..., Any], name: str, where: str) -> str:
-    text = sentence(maker, name)
-    return (
-        f"{_join(where, name)} is missing: {text}" if text else f"{_join(where, name)} is missing"
-    )
+    """Return the message about a value that must be given."""
+    message, text = f"{_join(where, name)} is missing", sentence(maker, name)
+    return f"{message}: {text}" if text else message
 
 
 def _explain(errors: Iterable[Any], where: str) -> list[str]:
-    """A line for each value that is wrong.
+    """Return a line for each value that is wrong.
 
     For each type that a value may have, pydantic gives an error of its own.
     """
-    # A value: what to give in its place.
-    wanted: dict[str, list[str]] = {}
+    # What the user can give instead of each value.
+    remedies: dict[str, list[str]] = {}
     for error in errors:
         steps = [str(step) for step in error["loc"] if isinstance(step, int)]
         value = f"{'.'.join([where, *steps])} = {told(error['input'])}"
-        wanted.setdefault(value, []).append(_wanted(error))
-    return [
-        f"{value}: {' or '.join(ways).replace(' or give ', ' or ')}"
-        for value, ways in wanted.items()
-    ]
+        remedies.setdefault(value, []).append(_wanted(error))
+    lines = []
+    for value, choices in remedies.items():
+        remedy = " or ".join(choices).replace(" or give ", " or ")
+        lines.append(f"{value}: {remedy}")
+    return lines
 
 
 def _wanted(error: Any) -> str:
-    """What to do, by one of pydantic's errors."""
+    """Say what to do about one of pydantic's errors."""
     kind, value = error["type"], error["input"]
     form = WANTED.get(kind)
     if form is None:
