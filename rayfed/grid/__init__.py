@@ -1,1 +1,1 @@
-"""Many runs from one file."""
+"""Make and run many jobs from one job file."""

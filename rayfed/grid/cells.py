@@ -1,15 +1,18 @@
 """A grid: one job file that stands for many runs.
 
 A `[grid]` table lists seeds, settings (a name and dotted overrides), methods (a name, a method, and
-overrides for that method alone), and values of single keys. Each combination is one run, named
-`<name>/<setting>/<method>/<key>-<value>/seed-<seed>`; what is not listed is no part of the name.
+overrides for this method alone), and values of single keys. Each combination is one run. Its name
+is `<name>/<setting>/<method>/<key>-<value>/seed-<seed>`. A list that the grid does not have is no
+part of the name, except the seed.
 
->>> tables = {"name": "t", "grid": {"seeds": [0, 1], "method": [{"name": "avg", "method": "fedavg"}]}}
+>>> methods = [{"name": "avg", "method": "fedavg"}]
+>>> tables = {"name": "t", "grid": {"seeds": [0, 1], "method": methods}}
 >>> [cell.name for cell in expand(tables)]
 ['t/avg/seed-0', 't/avg/seed-1']
 >>> expand(tables, {"train.lr": 0.1})[1].tables
 {'name': 't/avg/seed-1', 'method': 'fedavg', 'seed': 1, 'train': {'lr': 0.1}}
->>> [cell.name for cell in expand({"name": "t", "grid": {"train.lr": [0.01, 0.1], "method": ["fedavg"]}})]
+>>> tables = {"name": "t", "grid": {"train.lr": [0.01, 0.1], "method": ["fedavg"]}}
+>>> [cell.name for cell in expand(tables)]
 ['t/fedavg/lr-0.01/seed-0', 't/fedavg/lr-0.1/seed-0']
 """
 
@@ -24,16 +27,12 @@ from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, Ge, build
 from rayfed.job import NAME, Job, flat, make_job, override
 
-# Keys of the grid itself.
+# The keys of the grid itself.
 OWN = ("seeds", "setting", "method")
-# Of a job: tables of which a grid changes single keys.
-SECTIONS = (
-    "data",
-    "train",
-    "clients",
-    "ray",
-    "output",
-)
+# A grid can change single keys of these tables of a job.
+SECTIONS = ("data", "train", "clients", "ray", "output")
+# What one list of the grid gives: each entry has a name, and values by dotted key.
+Axis = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,12 @@ class Grid(Checked):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid: a job's tables, not checked yet, and its coordinates ('' where the grid
-    lists nothing).
-    """
+    """One run of a grid: a job's tables, not checked yet, and its place in the grid."""
 
     tables: dict[str, Any]
     # The grid's name; '' for a job without a grid.
     grid: str = ""
+    # These names are '' if the grid lists no settings or no methods.
     setting: str = ""
     method: str = ""
 
@@ -68,7 +66,7 @@ class Cell:
         return str(self.tables.get("name", ""))
 
     def job(self) -> Job:
-        """The tables, checked."""
+        """Return the job of the tables. Raises `InputError` if it is not valid."""
         try:
             return make_job(self.tables)
         except InputError as error:
@@ -76,10 +74,11 @@ class Cell:
 
 
 def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Cell]:
-    """The runs that a job file stands for, seed by seed; a single run if it has no `[grid]`.
+    """Return the runs that a job file stands for, seed by seed.
 
-    `overrides` win over the settings; overrides of the grid itself (`grid.seeds`) change the grid.
-    Raises `InputError` where the grid is not well formed; each run is checked by its `job()`.
+    Without a `[grid]` it is a single run. `overrides` win over the settings. Overrides of the grid
+    itself (`grid.seeds`) change the grid. Raises `InputError` if the grid is not well formed. Each
+    run is checked later, by its `job()`.
     """
     overrides = overrides or {}
     of_grid = {key: value for key, value in overrides.items() if key.split(".")[0] == "grid"}
@@ -104,27 +103,28 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     grid = str(base["name"])
     seeds = axes.pop("seeds", None) or _seeds([base.get("seed", 0)])
     cells: list[Cell] = []
-    for combination in product(seeds, *axes.values()):
-        # The seed changes last, and is the last step of the name.
-        entries = combination[1:] + combination[:1]
+    # All runs of a seed come before the next seed, but the seed is the last step of a name.
+    for seed, *entries in product(seeds, *axes.values()):
         changes: dict[str, Any] = {}
-        for entry in entries:
+        steps = [grid]
+        for entry in [*entries, seed]:
             changes |= entry
-        name = "/".join([grid, *(entry["name"] for entry in entries)])
-        cell = override(override(tables, changes), of_job) | {"name": name}
-        names = {axis: entry["name"] for axis, entry in zip(axes, combination[1:], strict=True)}
+            steps.append(entry["name"])
+        cell = override(override(tables, changes), of_job) | {"name": "/".join(steps)}
+        names = {axis: entry["name"] for axis, entry in zip(axes, entries, strict=True)}
         cells.append(Cell(cell, grid, names.get("setting", ""), names.get("method", "")))
     return cells
 
 
 def refuse_same(cells: Sequence[Cell]) -> None:
-    """Raise `InputError` where two cells are the same job, as where an override replaces what sets
-    them apart.
+    """Raise `InputError` if two cells are the same job.
+
+    They can be the same if an override replaces the values in which they differ.
     """
-    first: dict[str, Cell] = {}
+    by_values: dict[str, Cell] = {}
     for cell in cells:
         values = repr(sorted(flat({**cell.tables, "name": ""}).items(), key=str))
-        other = first.setdefault(values, cell)
+        other = by_values.setdefault(values, cell)
         if other is not cell:
             raise InputError(
                 f"grid: '{other.name}' and '{cell.name}' are the same job under two names; leave "
@@ -133,9 +133,10 @@ def refuse_same(cells: Sequence[Cell]) -> None:
 
 
 def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
-    """The cells whose names match.
+    """Return the cells whose names, or the ends of whose names, match a pattern.
 
-    Raises `InputError` if none does, or if two of them are the same job.
+    `option` is the option that gave the pattern, for messages. Raises `InputError` if no cell
+    matches, or if two of them are the same job.
     """
     chosen = [
         cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")
@@ -149,28 +150,29 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
     return chosen
 
 
-# What one list of the grid gives: each entry has a name, and values by dotted key.
-Axis = list[dict[str, Any]]
-
-
 def _axes(table: Any) -> dict[str, Axis]:
-    """The lists of a grid: seeds, settings, methods, values of single keys.
+    """Return the lists of a grid: seeds, settings, methods, values of single keys.
 
-    No two of them give the same key.
+    Raises `InputError` if two of them give the same key.
     """
     if not isinstance(table, Mapping):
         raise InputError(f"grid = {table!r}: this is a table, [grid]")
-    own = {
-        key: value for key, value in table.items() if key in OWN and not isinstance(value, Mapping)
-    }
-    keys = flat({key: value for key, value in table.items() if key not in own})
-    lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
-    unknown = {key: value for key, value in keys.items() if key not in lists}
-    entries = {
-        key: list(map(_entry, value)) if isinstance(value, list) else value
-        for key, value in own.items()
-    }
-    grid = build(Grid, {**entries, **unknown}, "grid")
+    grid_values, job_values = {}, {}
+    for key, value in table.items():
+        if key not in OWN or isinstance(value, Mapping):
+            job_values[key] = value
+        elif isinstance(value, list):
+            grid_values[key] = [_entry(item) for item in value]
+        else:
+            grid_values[key] = value
+    lists = {}
+    for key, value in flat(job_values).items():
+        if "." in key or key == "model":
+            lists[key] = value
+        else:
+            # `build` refuses this key.
+            grid_values[key] = value
+    grid = build(Grid, grid_values, "grid")
     _refuse_twins(grid.seeds, "grid.seeds")
     axes = {
         "seeds": _seeds(grid.seeds),
@@ -187,30 +189,36 @@ def _axes(table: Any) -> dict[str, Axis]:
                 f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a "
                 "method, and keys of the job other than seed"
             )
-    for first, second in combinations({"seeds": _seeds([0]), **axes}.values(), 2):
-        for one, other in product(first, second):
-            both = one.keys() & other.keys() - {"name"}
-            if both:
-                raise InputError(
-                    f"grid: '{one['name']}' and '{other['name']}' both give "
-                    f"{', '.join(sorted(both))}; leave it out of one of the two"
-                )
+    _refuse_shared_keys(axes)
     return axes
 
 
+def _refuse_shared_keys(axes: Mapping[str, Axis]) -> None:
+    """Raise `InputError` if entries of two lists give the same key, or if an entry gives a seed."""
+    with_seeds = {"seeds": _seeds([0]), **axes}
+    for axis, other_axis in combinations(with_seeds.values(), 2):
+        for entry, other in product(axis, other_axis):
+            shared = entry.keys() & other.keys() - {"name"}
+            if shared:
+                raise InputError(
+                    f"grid: '{entry['name']}' and '{other['name']}' both give "
+                    f"{', '.join(sorted(shared))}; leave it out of one of the two"
+                )
+
+
 def _seeds(seeds: Sequence[int]) -> Axis:
+    """Return the entries of a grid's seeds."""
     return [{"name": f"seed-{seed}", "seed": seed} for seed in seeds]
 
 
 def _check_names(axis: Axis, where: str) -> None:
+    """Raise `InputError` if an entry of a list has no valid name, or the name of another."""
     for entry in axis:
         name = entry.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
-            example = (
-                ', as in { name = "mine", method = "mymethod:Mine" }'
-                if where == "grid.method"
-                else ""
-            )
+            example = ""
+            if where == "grid.method":
+                example = ', as in { name = "mine", method = "mymethod:Mine" }'
             raise InputError(
                 f"{where}: name = {name!r}: give each a name of letters, digits and . _ + "
                 f"-{example}"
@@ -219,21 +227,31 @@ def _check_names(axis: Axis, where: str) -> None:
 
 
 def _entry(value: Any) -> Any:
-    """A list's entry: a method's name as a table, and the keys that TOML has read as inner tables,
-    dotted again.
+    """Return an entry of a list as a table with dotted keys.
+
+    The name of a method becomes a table. Keys that TOML has read as inner tables are dotted again.
     """
     if isinstance(value, str):
         return {"name": value, "method": value}
     if not isinstance(value, Mapping):
         return value
-    inner = {
-        key: table for key, table in value.items() if key in SECTIONS and isinstance(table, Mapping)
-    }
-    return {key: one for key, one in value.items() if key not in inner} | _dotted(inner)
+    entry, inner = {}, {}
+    for key, item in value.items():
+        if key in SECTIONS and isinstance(item, Mapping):
+            inner[key] = item
+        else:
+            entry[key] = item
+    return entry | _dotted(inner)
 
 
 def _dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """As `flat`, but a table with a name, such as a partition, stays whole."""
+    """Return the values by dotted key. A table with a name, such as a partition, is one value.
+
+    `flat` takes such tables apart too.
+
+    >>> _dotted({"train": {"lr": 0.1}, "data": {"partition": {"name": "iid"}}})
+    {'train.lr': 0.1, 'data.partition': {'name': 'iid'}}
+    """
     values: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping) and "name" not in value:
@@ -244,8 +262,10 @@ def _dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _named_values(lists: Mapping[str, Any]) -> dict[str, Axis]:
-    """Each value with a name: the last step of its key, or the whole key if two end alike, and the
-    value.
+    """Return the lists of single keys, where each value has a name.
+
+    The name is the last step of the key and the value. If two keys end with the same step, the name
+    has the complete key.
     """
     ends = Counter(key.rpartition(".")[2] for key in lists)
     named: dict[str, Axis] = {}
@@ -270,7 +290,8 @@ def _named_values(lists: Mapping[str, Any]) -> dict[str, Axis]:
 
 
 def _refuse_twins(values: list[Any], where: str) -> None:
-    # Not hashed: a value may be anything.
+    """Raise `InputError` if a value is listed twice."""
+    # Values are compared, because not every value can be hashed.
     for value in values:
         if values.count(value) > 1:
             raise InputError(f"{where}: {value!r} is listed {values.count(value)} times")

@@ -1,7 +1,6 @@
-"""Many runs, such as those of a grid: each has the bits that it has alone."""
+"""Run many jobs, such as the runs of a grid. Each has the same results as if it ran alone."""
 
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 
 from rayfed import experiment
 from rayfed.base.errors import explained
@@ -29,48 +28,43 @@ def run_many(
     other_bits: bool = False,
     display: Callable[[], Observer] = Observer,
 ) -> Generator[Ended]:
-    """Run jobs, and give each as it ends.
+    """Run jobs, and yield how each ended as it ends.
 
-    On Ray as many at once as there is room for, each in a task of one process; one after the other,
-    on all actors, where that is done sooner (`connected_for_many`), or without Ray. Each continues
-    where it was begun, or begins again with `force`. `watch` is told, each second or when one
-    begins, which are under way; each has a `display` in its own process.
+    On Ray, as many jobs run at once as there is room for. Each runs in a task of one process. They
+    run one after the other on all actors if that is done sooner (`connected_for_many`), and also
+    without Ray. A job that was begun is continued, or begins again with `force`. Every second, or
+    when a job begins, `watch` is called with the jobs that are running. Each job has a `display` in
+    its own process.
     """
     if not jobs:
         return
-    kept = Kept()
+    data = Kept()
     if jobs[0].ray.mode == "on":
-        # Importing Ray takes a second.
-        from rayfed.runtime.slots import (
-            connected_for_many,
-            in_slots,
-        )
+        # Imported here, because importing Ray takes a second.
+        from rayfed.runtime.slots import connected_for_many, in_slots
+
+        def play(job: Job, dataset: Dataset) -> None:
+            """Run a job in the process of a task."""
+            options = RunOptions(other_bits=other_bits, on_ray=False, read=lambda _: dataset)
+            experiment.run(job, [display(), *usual_observers(job)], options, resume=True)
 
         with connected_for_many(jobs) as at_once:
             if at_once:
                 if force:
                     for job in jobs:
                         start_over(job)
-                play = partial(_play_here, other_bits=other_bits, display=display)
-                # Once more than in `connected_for_many`: when Ray is connected, its C++ handles
+                # Set again after `connected_for_many`: when Ray connects, its C++ code takes over
                 # SIGTERM.
                 with stopping(STOPPING):
-                    yield from in_slots(jobs, play, kept.load, watch)
+                    yield from in_slots(jobs, play, data.load, watch)
                 return
     for job in jobs:
         watch([job])
         try:
-            options = RunOptions(force=force, other_bits=other_bits, read=kept.load)
+            options = RunOptions(force=force, other_bits=other_bits, read=data.load)
             experiment.run(job, [display(), *usual_observers(job)], options, resume=not force)
         except Exception as error:
             ended = Ended(job, getattr(error, "exit_code", 1), explained(error))
         else:
             ended = Ended(job)
         yield ended
-
-
-def _play_here(
-    job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Observer]
-) -> None:
-    options = RunOptions(other_bits=other_bits, on_ray=False, read=lambda data: dataset)
-    experiment.run(job, [display(), *usual_observers(job)], options, resume=True)
