@@ -241,6 +241,7 @@ def _train(
 
 
 def _checked_setup(job: Job, saved: Checkpoint | None, read: Read | None) -> Setup:
+    """Return the setup of a job. Raises `InputError` if the checkpoint is of other data."""
     setup = open_setup(job, read)
     refuse_edited(job)
     if saved is not None:

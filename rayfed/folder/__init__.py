@@ -1,4 +1,4 @@
-"""The folder of a run: everything that a run leaves on disk, and how it is read back.
+"""The folder of a run: what a run leaves on disk, and the functions that read it.
 
 runs/<name>/  job.toml  environment.json  partition.parquet  rounds.parquet  clients.parquet
               classes.parquet

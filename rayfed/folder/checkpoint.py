@@ -1,4 +1,6 @@
-"""Checkpoints: all that a run needs to continue, complete or absent. `checkpointer.py` writes them.
+"""Checkpoints: all that a run needs to continue, complete or absent.
+
+This module says which files they have, and reads them. `checkpointer.py` writes them.
 
     round-00020.json                 the manifest: every file with its hash; written last
     round-00020.safetensors          the global weights, by name
@@ -44,12 +46,12 @@ from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import Weights, other_names, state_of
 from rayfed.tensors.wire import unpack
 
-# The only version that is written and read.
+# The only version that this rayfed writes and reads.
 VERSION = 6
 BEST = "best.safetensors"
-# Hashes of what went in, which a manifest has where there are such.
+# A manifest has these hashes of what went in, if the run has such a thing.
 ORIGIN = ("data", "partition", "model", "trace", "modules")
-# What a manifest says beside them, for messages and comparisons.
+# A manifest has these facts for messages and comparisons.
 NOTED = ("contents", "versions")
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 # A local disk and an object store both take several small files at a time much faster.
@@ -63,7 +65,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A complete checkpoint: each of its files is there, with the hash that the manifest notes."""
+    """A complete checkpoint: each file is there, with the hash that the manifest notes."""
 
     folder: Folder
     manifest: dict[str, Any]
@@ -74,25 +76,28 @@ class Checkpoint:
 
     @property
     def files(self) -> dict[str, str]:
-        """Hashes by name of the files of this checkpoint alone."""
+        """The hash of each file that only this checkpoint has, by the file's name."""
         return self.manifest["files"]
 
     @property
     def memories(self) -> dict[int, tuple[int, str]]:
-        """By client: the round in which its memory was written, and the file's hash."""
-        found = {}
+        """For each client: the round in which its memory was written, and the file's hash."""
+        memories = {}
         for client, (round, digest) in self.manifest["memories"].items():
-            found[int(client)] = (round, digest)
-        return found
+            memories[int(client)] = (round, digest)
+        return memories
 
     @property
     def names(self) -> set[str]:
         """The names of all files, in `folder` and in its folder of memories."""
-        own = {f"{stem(self.round)}.json", *self.files}
-        return own | {memory_name(client, round) for client, (round, _) in self.memories.items()}
+        names = set(self.files)
+        names.add(f"{stem(self.round)}.json")
+        for client, (round, _) in self.memories.items():
+            names.add(memory_name(client, round))
+        return names
 
     def table(self, name: str) -> pa.Table:
-        """Read the results so far."""
+        """Read a table of the results so far; empty if the run has no such table."""
         file = f"{stem(self.round)}.{name}.parquet"
         if file not in self.files:
             # Not every run has every table.
@@ -100,21 +105,21 @@ class Checkpoint:
         return pq.read_table(io.BytesIO(self._read(file)), schema=SCHEMAS[name])
 
     def leaves_work(self, job: Job) -> bool:
-        """Return whether the job has later rounds, or still needs the evaluation of this round."""
+        """Say whether the job has later rounds, or still needs the evaluation of this round."""
         if job.train.patience and early_end(job.train, self.table("rounds").to_pylist()):
             return False
         return self.round < job.train.num_rounds or not self.manifest["evaluated"]
 
     def restore(self, setup: Setup, executor: Executor) -> Round:
-        """Build the round as it was. Raises `InputError` if it does not fit the setup."""
+        """Return the round as it was. Raises `InputError` if it does not fit the setup."""
         content = self._read(f"{stem(self.round)}.state.safetensors")
         state: dict[str, Any] = unpack(tree_from_bytes(content))
-        # Round 0 is before the first part is in force.
+        # No part is in force in round 0.
         parts = parts_at(setup.job.method, self.round) if self.round else ()
         by_slot = {part.slot: part for part in parts}
         held = {}
-        for slot, kept in state["held"].items():
-            held[slot] = Held(by_slot[slot], kept["since"], kept["state"])
+        for slot, saved in state["held"].items():
+            held[slot] = Held(by_slot[slot], saved["since"], saved["state"])
         evaluation = None
         if state["confusion"] is not None:
             evaluation = Evaluation(
@@ -137,7 +142,7 @@ class Checkpoint:
         """Read the global weights. Raises `InputError` if they are not of the setup's model."""
         order = state_of(setup.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
-        # The file has a tensor that is shared under each of its names, the model under the first.
+        # A shared tensor is in the file under each of its names. The model has it under the first.
         for name in other_names(setup.model):
             weights.pop(name, None)
         difference = first_difference(weights, order)
@@ -145,14 +150,14 @@ class Checkpoint:
             raise InputError(
                 f"the checkpoint of round {self.round} is not of this model: {difference}"
             )
-        # In the model's order, because sums over names depend on it.
+        # The model's order, because sums over names depend on it.
         return {name: weights[name] for name in order}
 
     def remember_memories(self, executor: Executor) -> dict[int, Memory]:
         """Read each client's memory and give it to the executor."""
         folder = memories_of(self.folder)
 
-        # The executor gets it in the same thread, so that no more than a few are held here.
+        # A memory goes to the executor in the same thread, so that only a few are held here.
         def remember(entry: tuple[int, tuple[int, str]]) -> tuple[int, Memory]:
             client, (round, digest) = entry
             content = read_whole(folder, memory_name(client, round), digest)
@@ -198,37 +203,43 @@ class Checkpoint:
             )
 
     def _other_data(self, setup: Setup) -> str:
-        """Say what the setup's data have that this checkpoint's had not."""
+        """Say in what the setup's data differ from the data of this checkpoint."""
         lines = differences(self.manifest["contents"], setup.federation.contents())
-        before, now = flat(self.manifest["job"]), flat(setup.job.table())
+        saved_job, job = flat(self.manifest["job"]), flat(setup.job.table())
         for key in ("data.source", "data.test", "data.root"):
-            if before.get(key, "") != now[key]:
-                lines.append(f"{key} is '{before.get(key, '')}' there, '{now[key]}' here")
-        said = f" ({'; '.join(lines)})" if lines else ""
-        return f"the images or labels have changed since{said}"
+            saved_value = saved_job.get(key, "")
+            if saved_value != job[key]:
+                lines.append(f"{key} is '{saved_value}' there, '{job[key]}' here")
+        details = f" ({'; '.join(lines)})" if lines else ""
+        return f"the images or labels have changed since{details}"
 
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
-        """Say why the run would continue with other bits: hardware, versions, changed modules."""
-        known, code = self.manifest["hardware"], self.manifest["modules"]
+        """List why the results would change: other hardware, versions or modules.
+
+        `kinds` are the kinds of hardware, `modules` the hashes of the user's modules by name.
+        """
+        known_kinds, known_modules = self.manifest["hardware"], self.manifest["modules"]
         reasons = []
         for kind in kinds:
-            if known and kind not in known:
-                reasons += differences(known[0], kind)
+            if known_kinds and kind not in known_kinds:
+                reasons += differences(known_kinds[0], kind)
         reasons += other_versions(self.manifest["versions"])
-        for name in sorted({*code, *modules}):
-            if code.get(name) != modules.get(name):
+        for name in sorted(known_modules.keys() | modules.keys()):
+            if known_modules.get(name) != modules.get(name):
                 reasons.append(f"the module {name} has changed since the run began")
         return reasons
 
     def _read(self, name: str) -> bytes:
+        """Return the content of one of the files. Raises `Torn`."""
         return read_whole(self.folder, name, self.files.get(name))
 
 
 def newest(folder: Folder, before: int | None = None) -> Checkpoint | None:
-    """Find the newest complete checkpoint, before a round if one is given; None if there is none.
+    """Return the newest complete checkpoint; None if there is no checkpoint.
 
-    Damaged checkpoints are skipped with a warning. If all are damaged, raises `InputError`, or
-    `Resumable` if the disk did not answer and may do so the next time.
+    With `before`, only checkpoints of earlier rounds count. Damaged checkpoints are skipped with a
+    warning. If all are damaged, raises `InputError`, or `Resumable` if the disk did not answer and
+    may do so the next time.
     """
     numbers = []
     for name in folder.names(odd=True):
@@ -239,7 +250,7 @@ def newest(folder: Folder, before: int | None = None) -> Checkpoint | None:
     kind: type[Exception] = InputError
     for number in sorted(numbers, reverse=True):
         try:
-            found = read_checkpoint(folder, number)
+            checkpoint = read_checkpoint(folder, number)
         except Torn as error:
             refused.append(f"the checkpoint of round {number} cannot be used: {error}")
             if getattr(error.__cause__, "errno", None) in PASSING:
@@ -247,9 +258,10 @@ def newest(folder: Folder, before: int | None = None) -> Checkpoint | None:
             continue
         for refusal in refused:
             log.warning("%s; the last good checkpoint is of round %d", refusal, number)
-        return found
+        return checkpoint
     if refused:
-        raise kind("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
+        refused.append(f"'{folder.place}' holds no good checkpoint")
+        raise kind("\n".join(refused))
     return None
 
 
@@ -271,14 +283,14 @@ def read_checkpoint(folder: Folder, round: int) -> Checkpoint:
         )
     if digest != digest_of(manifest) or number != round:
         raise Torn(f"'{name}' is not as it was written")
-    found = Checkpoint(folder, manifest)
-    for error in found.damaged():
+    checkpoint = Checkpoint(folder, manifest)
+    for error in checkpoint.damaged():
         raise error
-    return found
+    return checkpoint
 
 
 def read_whole(folder: Folder, name: str, digest: str | None = None) -> bytes:
-    """Read a file, and compare its hash if one is given. Raises `Torn`."""
+    """Return a file's content. Raises `Torn` if it is missing or does not match the hash."""
     try:
         content = folder.read(name)
     except FileNotFoundError:
@@ -291,7 +303,7 @@ def read_whole(folder: Folder, name: str, digest: str | None = None) -> bytes:
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Call a function for each item, several at a time. Results come in the order of the items."""
+    """Call a function for each item in threads, and yield the results in the items' order."""
     threads = ThreadPoolExecutor(THREADS)
     try:
         yield from threads.map(function, items)
@@ -301,20 +313,28 @@ def in_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def stem(round: int) -> str:
-    """The beginning of the names of a checkpoint's own files."""
+    """Return the beginning of the names of a checkpoint's own files.
+
+    >>> stem(20)
+    'round-00020'
+    """
     return f"round-{round:05d}"
 
 
 def memory_name(client: int, round: int) -> str:
-    """The file of a client's memory, which is written in the checkpoint of this round."""
+    """Return the name of the file with a client's memory, as the checkpoint of a round writes it.
+
+    >>> memory_name(7, 18)
+    'client-00007.round-00018.safetensors'
+    """
     return f"client-{client:05d}.{stem(round)}.safetensors"
 
 
 def memories_of(folder: Folder) -> Folder:
-    """The folder of memories in a folder of checkpoints."""
+    """Return the folder of memories in a folder of checkpoints."""
     return Folder(joined(folder.place, "memories"))
 
 
 def digest_of(manifest: dict[str, Any]) -> str:
-    """The hash of a manifest. It is the one file whose hash no other file notes."""
+    """Return the hash of a manifest, the only file whose hash no other file notes."""
     return hash_of(json.dumps(manifest, sort_keys=True).encode())

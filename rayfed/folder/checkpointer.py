@@ -1,4 +1,4 @@
-"""Writing checkpoints; `checkpoint.py` says which files they have, and reads them."""
+"""Write checkpoints. `checkpoint.py` says which files they have, and reads them."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Checkpointer:
         *,
         all_names: Callable[[Weights], Weights] = dict,
     ) -> None:
-        """Go on after `saved`, if there is one.
+        """Continue after `saved`, if there is one.
 
-        `origin` has the hashes of what went in, and under `about` what each file of weights says
-        of itself. `still_ours` raises an error if another run has taken the folder. `all_names`
-        returns weights under all the names that a file has them under.
+        `origin` has the hashes of what went in. Its entry `about` is written into each file of
+        weights. `still_ours` raises an error if another run has taken the folder. `all_names`
+        returns weights under all the names that they have in a file.
         """
         self._all_names = all_names
         self._folder, self._job, self._origin, self._still_ours = folder, job, origin, still_ours
         self._newest = saved
-        # Where a client's newest memory lies. A client that trains again is taken out.
+        # The file of each client's newest memory. A client that trains again is removed.
         self._memories: dict[int, tuple[int, str]] = {}
         if saved is not None and saved.folder.place == folder.place:
             self._memories = saved.memories
@@ -84,7 +84,8 @@ class Checkpointer:
         """Return the file with the weights of this round, the best so far; None if it is absent."""
         if self._best.held is not None and self._best.held["round"] == round:
             return joined(self._folder.place, BEST)
-        # The extra evaluation after a run's last round: the last checkpoint has these weights.
+        # The extra evaluation after a run's last round does not count as the best. The last
+        # checkpoint has its weights.
         if round and round == self.round and not self._job.train.counts(round):
             return joined(self._folder.place, f"{stem(round)}.safetensors")
         return None
@@ -101,7 +102,7 @@ class Checkpointer:
         self._best.write()
         if round.round == self.round:
             return
-        before = self._newest
+        previous = self._newest
         try:
             files = {}
             for ending, content in self._own_files(round, tables):
@@ -113,31 +114,36 @@ class Checkpointer:
             sealed = {"checkpoint": manifest, "sha256": digest_of(manifest)}
             self._folder.write(f"{stem(round.round)}.json", json.dumps(sealed, indent=1).encode())
         except BaseException:
-            # The pieces of it would only fill the disk.
+            # The files of a checkpoint that is not complete would only fill the disk.
             with suppress(OSError):
                 delete_files(self._folder, lambda name: f"{stem(round.round)}." in name)
             raise
-        # Not before: the files of a checkpoint that failed are gone.
+        # Only now, because a checkpoint that fails leaves no files of memories.
         self._memories = memories
         self._newest = Checkpoint(self._folder, manifest)
-        kept = self._newest.names | (before.names if before else set())
+        needed = self._newest.names
+        if previous is not None:
+            needed |= previous.names
         self._still_ours()
-        delete_files(self._folder, lambda name: name not in kept and name != BEST)
+        delete_files(self._folder, lambda name: name not in needed and name != BEST)
 
     def _own_files(self, round: Round, tables: Mapping[str, pa.Table]) -> list[tuple[str, bytes]]:
-        """Make the files that no other checkpoint needs: weights, state and results."""
+        """Return the files that no other checkpoint needs: weights, state and results.
+
+        Each file is the ending of its name and its content.
+        """
         about = {"round": round.round, **self._origin.get("about", {})}
-        found = [
+        files = [
             ("safetensors", weights_to_bytes(self._all_names(round.weights), about)),
             ("state.safetensors", tree_to_bytes(pack(_state(round)))),
         ]
         for name, table in tables.items():
             if table.num_rows:
-                found.append((f"{name}.parquet", to_parquet(table)))
-        return found
+                files.append((f"{name}.parquet", to_parquet(table)))
+        return files
 
     def _write_memories(self, round: Round, executor: Executor) -> dict[int, tuple[int, str]]:
-        """Write the memories that have changed, and return where each client's memory lies."""
+        """Write the memories that have changed. Return the round and hash of each client's file."""
         folder = memories_of(self._folder)
 
         def write(client: int) -> tuple[int, str]:
@@ -158,6 +164,7 @@ class Checkpointer:
         files: Mapping[str, str],
         memories: Mapping[int, tuple[int, str]],
     ) -> dict[str, Any]:
+        """Return the manifest of a round's checkpoint with these `files` and `memories`."""
         manifest = {
             "version": VERSION,
             "round": round.round,
@@ -167,7 +174,7 @@ class Checkpointer:
             "files": files,
             "memories": {str(client): list(memories[client]) for client in sorted(memories)},
         }
-        for key in (*ORIGIN, *NOTED):
+        for key in ORIGIN + NOTED:
             if key in self._origin:
                 manifest[key] = self._origin[key]
         if self._best.held:
@@ -176,10 +183,11 @@ class Checkpointer:
 
 
 class BestWeights:
-    """Writes `best.safetensors`, the weights of the best evaluated round, with the next checkpoint.
+    """Writes the weights of the best evaluated round to `best.safetensors`.
 
-    Until then they wait in memory: in its first rounds a run gets better almost every time. A run
-    that is killed in between plays the round again, with the same bits.
+    They are written with the next checkpoint, and wait in memory until then: in its first rounds a
+    run gets better almost every time. A run that is killed in between plays the round again, with
+    bit-identical weights.
     """
 
     def __init__(
@@ -192,7 +200,7 @@ class BestWeights:
     ) -> None:
         self._folder, self._job, self._about = folder, job, about
         self._all_names = all_names
-        # What a checkpoint notes: round and hash of the file.
+        # The round and the hash of the file, as the next checkpoint notes them.
         self.held: dict[str, Any] | None = None
         self._accuracy = -1.0
         self._better: Round | None = None
@@ -205,10 +213,10 @@ class BestWeights:
             self._accuracy = best["test_accuracy"]
 
     def follow(self, round: Round) -> None:
-        """Keep the weights of a round that is better; of several equal ones the first.
+        """Keep the weights of a round if it is better than all before.
 
-        The extra evaluation after a run's last round does not count, so that a run that is extended
-        has the best round of a run that never stopped.
+        The extra evaluation after a run's last round does not count, so that an extended run has
+        the same best round as a run that never stopped.
         """
         if not self._job.train.counts(round.round) or round.test_accuracy is None:
             return
@@ -216,7 +224,7 @@ class BestWeights:
             self._accuracy, self._better = round.test_accuracy, round
 
     def write(self) -> None:
-        """Write the weights that wait, if there are any."""
+        """Write the weights that wait in memory, if there are any."""
         if self._better is None:
             return
         about = {"round": self._better.round, **self._about}
@@ -226,9 +234,10 @@ class BestWeights:
         self._better = None
 
     def _carry_over(self, saved: Checkpoint) -> None:
-        """Keep the file that a checkpoint notes, in a new folder too.
+        """Keep the file that a checkpoint notes, and copy it if the run has a new folder.
 
-        Another file is damaged, or of a later round that may never be played again: it is deleted.
+        A file with another hash is deleted. It is damaged, or of a later round that may never be
+        played again.
         """
         noted = saved.manifest.get("best")
         if noted is None and BEST not in saved.folder.names(odd=True):
@@ -260,7 +269,7 @@ def delete_checkpoints(folder: Folder) -> None:
 
 def delete_files(folder: Folder, wanted: Callable[[str], bool]) -> None:
     """Delete files of checkpoints by name."""
-    # The manifests first, so that no checkpoint seems complete while its files go.
+    # The manifests go first, so that no checkpoint seems complete while its files are deleted.
     for place, ending in ((folder, ".json"), (folder, ""), (memories_of(folder), "")):
         names = []
         for name in place.names():
@@ -271,12 +280,12 @@ def delete_files(folder: Folder, wanted: Callable[[str], bool]) -> None:
 
 
 def _state(round: Round) -> dict[str, Any]:
-    """Collect what the next round needs beside weights and memories."""
+    """Return what the next round needs, except weights and memories."""
     evaluation = round.evaluation
     held = {}
-    for slot, kept in round.held.items():
-        held[slot] = {"since": kept.since, "state": kept.state}
-    # Copied by `torch.tensor`, because an array from Ray is read-only.
+    for slot, entry in round.held.items():
+        held[slot] = {"since": entry.since, "state": entry.state}
+    # `torch.tensor` copies, because an array from Ray is read-only.
     return {
         "held": held,
         "confusion": torch.tensor(evaluation.confusion) if evaluation else None,

@@ -1,4 +1,4 @@
-"""Which runs a folder holds, and in which order they are shown."""
+"""Find the runs in a folder, and sort them in the order in which they are shown."""
 
 import re
 from collections.abc import Sequence
@@ -10,70 +10,75 @@ from rayfed.base.errors import InputError, nearest
 from rayfed.base.files import read_regular, write_text
 
 NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")
-# In a grid's folder: its runs in the order of its job file.
+# This file in a grid's folder lists its runs in the order of the job file.
 ORDER = "grid-order.txt"
+# A run's folder has at least one of these next to its job.toml.
+RESULTS = ("summary.json", "environment.json", "rounds.parquet")
 
 
 def _is_run(folder: Path) -> bool:
-    beside = ("summary.json", "environment.json", "rounds.parquet")
-    return (folder / "job.toml").is_file() and any((folder / name).exists() for name in beside)
+    """Say whether a folder is a run's: it has a job.toml and results."""
+    has_results = any((folder / name).exists() for name in RESULTS)
+    return (folder / "job.toml").is_file() and has_results
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder, if it is a run's; else all runs below it, such as those of a grid.
+    """Return the folder if it is a run's, otherwise all runs below it.
 
-    Raises `InputError` for none.
-
-    The runs of a grid come in the order of its job file, others in the order of their names. A job
-    file of the user's may lie in a folder above the runs.
+    The runs of a grid come in the order of its job file, other runs in the order of their names. A
+    folder with a job file but no results counts only if there is no run. So a job file of the user
+    may lie in a folder above the runs. Raises `InputError` if there is none.
     """
     if _is_run(folder):
         return [folder]
-    jobs = [file.parent for file in folder.rglob("job.toml")]
-    found = [each for each in jobs if _is_run(each)] or jobs
-    if found:
+    with_job = [file.parent for file in folder.rglob("job.toml")]
+    runs = [place for place in with_job if _is_run(place)] or with_job
+    if runs:
         orders: dict[Path, dict[str, int]] = {}
-        return sorted(found, key=lambda run: _place(run, orders))
-    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
-    why = why if folder.exists() else f"there is no such folder{near_run(folder)}"
-    raise InputError(f"'{folder}' is not the folder of a run: {why}")
+        return sorted(runs, key=lambda run: _place(run, orders))
+    if not folder.exists():
+        reason = f"there is no such folder{near_run(folder)}"
+    elif folder.is_dir():
+        reason = "it holds no job.toml, nor does any folder in it"
+    else:
+        reason = "it is a file"
+    raise InputError(f"'{folder}' is not the folder of a run: {reason}")
 
 
 def near_run(folder: Path) -> str:
-    """Return the end of a message about a folder that is missing: the run that was probably meant,
-    or ''.
+    """Return a question about the run that was probably meant by a missing folder, or ''.
 
-    It is the folder of this name in `runs`, or a run or grid beside the missing folder with nearly
-    its name.
+    It ends a message. The run is the folder of this name in `runs`, or a run or grid next to the
+    missing folder with nearly its name.
     """
     in_runs = Path("runs") / folder
     if in_runs.is_dir():
         return f"; did you mean '{in_runs}'?"
+    names = []
     with suppress(OSError):
-        beside = [
-            each.name
-            for each in folder.parent.iterdir()
-            if (each / "job.toml").is_file() or (each / ORDER).is_file()
-        ]
-        near = nearest(folder.name, beside, 0.6)
-        return f"; did you mean '{folder.with_name(near)}'?" if near else ""
-    return ""
+        for place in folder.parent.iterdir():
+            if (place / "job.toml").is_file() or (place / ORDER).is_file():
+                names.append(place.name)
+    near = nearest(folder.name, names, 0.6)
+    return f"; did you mean '{folder.with_name(near)}'?" if near else ""
 
 
 def write_order(grid: Path, runs: Sequence[Path]) -> None:
-    """Note in a grid's folder the order of its runs, as its job file has them; runs noted before
-    come after these.
+    """Note the order of a grid's runs in its folder.
+
+    Runs that were noted before, and are not among these, come last.
     """
     names = [str(run.relative_to(grid)) for run in runs]
-    before = read_order(grid)
-    if set(names) <= set(before):
-        # A part of the grid.
+    noted = read_order(grid)
+    if set(names) <= set(noted):
+        # These are a part of the grid: their order is known.
         return
-    write_text(grid / ORDER, "\n".join(dict.fromkeys([*names, *before])) + "\n")
+    order = dict.fromkeys(names + noted)
+    write_text(grid / ORDER, "\n".join(order) + "\n")
 
 
 def read_order(grid: Path) -> list[str]:
-    """The runs that a grid's folder notes, as paths in it; empty for a folder that is not a grid's."""
+    """Return the runs that a grid's folder notes, as paths in it; empty if it is no grid."""
     try:
         return read_regular(grid / ORDER).decode().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -81,7 +86,10 @@ def read_order(grid: Path) -> list[str]:
 
 
 def _place(run: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
-    """What runs are sorted by: their grid's name, their place in the grid, their own name."""
+    """Return what a run is sorted by: its grid's name, its place in the grid, its own name.
+
+    `orders` collects the orders of the grids that were read.
+    """
     for above in run.parents:
         if above not in orders:
             orders[above] = {name: place for place, name in enumerate(read_order(above))}
@@ -93,6 +101,10 @@ def _place(run: Path, orders: dict[Path, dict[str, int]]) -> tuple[Any, ...]:
 
 
 def _natural(path: Path) -> list[float | str]:
-    """What a name is sorted by: seed-10 comes after seed-2, lr-0.1 after lr-1e-05."""
+    """Return what a name is sorted by: seed-10 comes after seed-2, and lr-0.1 after lr-1e-05.
+
+    >>> _natural(Path("a/seed-10"))
+    ['a/seed-', 10.0, '']
+    """
     steps = NUMBER.split(str(path))
     return [float(step) if place % 2 else step for place, step in enumerate(steps)]

@@ -1,4 +1,4 @@
-"""One writer at a time, in a run's folder and in a folder of checkpoints."""
+"""Locks: one writer at a time in a run's folder and in a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rayfed.base.errors import InputError, Locked
 from rayfed.base.files import open_regular, read_regular
 
 if TYPE_CHECKING:
-    # It imports pyarrow, which `rayfed status` does not need.
+    # This imports pyarrow, which `rayfed status` does not need.
     from rayfed.base.storage import Folder
 
 LOCK, OWNER = ".lock", ".owner"
-# In seconds: as long as a reader may hold the lock to see whether a run has it.
+# A reader may hold the lock for so many seconds to see whether a run has it.
 GLANCE = 1.0
-# How a file system without locks answers: NFS without a lock server, Lustre without `-o flock`, and
-# some of FUSE.
+# A file system without locks answers so: NFS without a lock server, Lustre without `-o flock`, and
+# some file systems of FUSE.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """Hold the lock of a folder. Raises `Locked`, with the holder's name, if another has it.
+    """Hold the lock of a folder. Raises `Locked`, with the holder's name, if it is taken.
 
     It is a lock of `flock`, which the kernel gives back however the process ends. Linux carries it
-    to an NFS server as a lock on the whole file, so other machines see it too. On a file system
-    without locks nothing is locked, with a warning.
+    to an NFS server as a lock on the complete file, so other machines see it too. On a file system
+    without locks nothing is locked, and a warning says so.
     """
     try:
-        # Closed to other users: whoever can read the file can lock it.
+        # Other users must not read the file, because whoever can read it can lock it.
         file = open_regular(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise _cannot_be_locked(folder, error) from None
@@ -55,6 +55,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _take(file: int, folder: Path, name: str) -> None:
+    """Lock an open file. Raises `Locked` if another process still holds the lock after `GLANCE`."""
     end = time.monotonic() + GLANCE
     while True:
         try:
@@ -77,6 +78,7 @@ def _take(file: int, folder: Path, name: str) -> None:
 
 
 def _cannot_be_locked(folder: Path, error: OSError) -> InputError:
+    """Return the error for a folder that cannot be locked."""
     return InputError(
         f"'{folder}' cannot be locked: {error}; "
         "give another output.path, such as a folder on a local disk"
@@ -84,23 +86,23 @@ def _cannot_be_locked(folder: Path, error: OSError) -> InputError:
 
 
 @functools.cache
-def _warn_of_no_locks(folder: Path, why: str) -> None:
-    """Say, once for each folder, that nothing keeps a second run out of it."""
+def _warn_of_no_locks(folder: Path, error: str) -> None:
+    """Warn, once for each folder, that nothing keeps a second run out of it."""
     log.warning(
         "'%s' cannot be locked (%s): its file system has no locks, so that nothing keeps a second "
         "run from writing there; start no other run of this name, or let output.path name a folder "
         "on a local disk",
         folder,
-        why,
+        error,
     )
 
 
 def is_locked(folder: Path, name: str = LOCK) -> bool:
-    """Return whether a process holds the lock of a folder, as far as this machine can see."""
+    """Say whether a process holds the lock of a folder, as far as this machine can see."""
     try:
         file = open_regular(folder / name, os.O_RDONLY)
     except PermissionError:
-        # Another user's, who may be at work.
+        # The file belongs to another user, whose run may be at work.
         return True
     except OSError:
         return False
@@ -117,28 +119,29 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
 
 @contextmanager
 def owning(folder: Folder) -> Iterator[Callable[[], None]]:
-    """Take a folder of checkpoints. Yields a check that raises `InputError` if another run took it.
+    """Take a folder of checkpoints, and yield a check that it still belongs to this run.
 
-    A local folder is locked. An object store has no locks: there the newest run has the folder,
-    because a run that was killed cannot give it back.
+    The check raises `InputError` if another run has taken the folder. A local folder is locked. An
+    object store has no locks: there the newest run has the folder, because a run that was killed
+    cannot give it back.
     """
     if folder.local is not None:
         folder.local.mkdir(parents=True, exist_ok=True)
         with locked(folder.local, OWNER):
             yield lambda: None
         return
-    words = f"{_this_process()}\n{uuid.uuid4()}\n"
-    folder.write(OWNER, words.encode())
+    this_owner = f"{_this_process()}\n{uuid.uuid4()}\n"
+    folder.write(OWNER, this_owner.encode())
 
     def check() -> None:
         try:
-            found = folder.read(OWNER).decode(errors="replace")
+            owner = folder.read(OWNER).decode(errors="replace")
         except FileNotFoundError:
             # Somebody has emptied the folder.
-            folder.write(OWNER, words.encode())
+            folder.write(OWNER, this_owner.encode())
             return
-        if found != words:
-            other = found.partition("\n")[0]
+        if owner != this_owner:
+            other = owner.partition("\n")[0]
             raise InputError(
                 f"'{folder.place}' is now written to by {other}: runs of one name cannot share "
                 "output.checkpoints, give one of them another name"
@@ -148,4 +151,5 @@ def owning(folder: Folder) -> Iterator[Callable[[], None]]:
 
 
 def _this_process() -> str:
+    """Return the name by which messages call this process."""
     return f"process {os.getpid()} on {platform.node()}"

@@ -1,23 +1,23 @@
-"""The package's log, kept until the run's folder exists and then written to its `log.txt`."""
+"""Collect the package's log until the run's folder exists, and write it to its `log.txt`."""
 
 import logging
 import logging.handlers
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rayfed.base.errors import cut, harmless
 from rayfed.base.files import open_regular
 
-# Characters of an error; the screen shows fewer.
+# An error is cut to so many characters. The screen shows fewer.
 IN_LOG = 1_000_000
 
 
 class LogFile(logging.FileHandler):
-    """A log file.
+    """A log file that raises nothing if the disk is full.
 
-    It is silent where the disk is full: the run continues, and the screen has the same log.
+    The run continues, and the screen shows the same log.
     """
 
     def _open(self) -> Any:
@@ -33,7 +33,7 @@ class LogFile(logging.FileHandler):
         return harmless(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # It cannot even be opened.
+        # The file may not even open. `handleError` sees the errors of writing only.
         with suppress(OSError):
             super().emit(record)
 
@@ -61,33 +61,33 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def logging_to_file() -> Iterator[Callable[[Path], None]]:
-    """Collect the package's log.
+    """Collect the package's log, and yield a function that writes it to a run's folder.
 
-    Call the yielded function with a run's folder to write all of it there.
-
-    Warnings are shown, too, as Python shows those that no handler takes: by `logging.lastResort`,
-    on standard error.
+    If no handler shows the log, warnings are also shown on standard error by `logging.lastResort`,
+    as Python shows warnings without a handler.
     """
-    known, last = logging.getLogger("rayfed").hasHandlers(), logging.lastResort
-    kept = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
+    has_handlers, last_resort = logging.getLogger("rayfed").hasHandlers(), logging.lastResort
+    memory = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 
     def begin(path: Path) -> None:
-        # A disk may be full before its first line.
+        # Opened with the first line, where a full disk raises no error.
         file = LogFile(path / "log.txt", delay=True)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        kept.setTarget(file)
-        kept.flush()
+        memory.setTarget(file)
+        memory.flush()
 
     try:
-        with nullcontext() if known or last is None else logging_to(last), logging_to(kept):
+        with ExitStack() as handlers:
+            if last_resort is not None and not has_handlers:
+                handlers.enter_context(logging_to(last_resort))
+            handlers.enter_context(logging_to(memory))
             yield begin
     except Exception as error:
         text = cut(f"{type(error).__name__}: {error}", IN_LOG)
-        kept.handle(
-            logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": text})
-        )
+        facts = {"levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
+        memory.handle(logging.makeLogRecord(facts))
         raise
     finally:
-        if kept.target is not None:
-            kept.target.close()
-        kept.close()
+        if memory.target is not None:
+            memory.target.close()
+        memory.close()

@@ -1,4 +1,4 @@
-"""Where a job's results and checkpoints go, and whether they may go there."""
+"""Choose where a job's results and checkpoints go, and refuse places where they may not go."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ from rayfed.folder.summary import early_end, read_summary
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, flat, other_lineage, read_job, read_toml
 
-# Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it
-# is cleared.
-FOLDERS = (
-    *(f"{name}.parquet" for name in RESULTS),
-    "checkpoints",
-    "modules",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-)
+# Everything that a run writes.
+TABLES = tuple(f"{name}.parquet" for name in RESULTS)
+FOLDERS = ("checkpoints", "modules", "tensorboard", "wandb", "mlflow")
+# The last one to be cleared is job.toml, because it says that the folder is a run's.
 FILES = (
     "own.parquet",
     "partition.parquet",
@@ -36,13 +30,9 @@ FILES = (
     "report.html",
     "job.toml",
 )
-OWN = (*FOLDERS, *FILES)
-# What a run leaves that ends before it has its job.toml.
-BEFORE_BEGIN = {
-    LOCK,
-    "checkpoints",
-    "modules",
-}
+OWN = TABLES + FOLDERS + FILES
+# A run that ends before it has its job.toml leaves these.
+BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}
 OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
 
 log = logging.getLogger(__name__)
@@ -50,24 +40,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a job's results go: the run's folder, and the folder of its checkpoints, which may be a
-    URI.
-    """
+    """The places of a job's results: the run's folder and the folder of its checkpoints."""
 
     path: Path
+    # This may be a URI.
     checkpoints: Folder
-    # The run's folder lies in it.
+    # The run's folder lies in this folder.
     output_path: Path
 
     @classmethod
     def of(cls, job: Job) -> Folders:
-        return cls(
-            folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve()
-        )
+        """Return the folders of a job."""
+        output_path = Path(job.output.path).expanduser().resolve()
+        return cls(folder_of(job), checkpoints_of(job), output_path)
 
     def refuse_unwritable(self) -> None:
-        """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by
-        another run.
+        """Raise `InputError` if results or checkpoints cannot be written here.
+
+        Raises `Locked` if another run is writing here.
         """
         local_checkpoints = self.checkpoints.local
         if not self.path.resolve().is_relative_to(self.output_path):
@@ -82,10 +72,10 @@ class Folders:
             _refuse_locked(local_checkpoints, OWNER)
 
     def refuse_overwriting(self, force: bool, resume: str = "") -> None:
-        """Raises `InputError` where results exist already or, even with `force`, where the folder
-        is not a run's.
+        """Raise `InputError` if results exist already.
 
-        `resume` says how the run is resumed, if not by the command.
+        With `force` results may exist, but a folder that is not a run's is refused. `resume` says
+        how the run is resumed, if not by the command.
         """
         place = self.checkpoints.place
         if not force and place != str(self.path / "checkpoints") and self.checkpoints.names():
@@ -93,7 +83,10 @@ class Folders:
                 f"'{place}' holds checkpoints of a run of this name; {OTHERWISE}, "
                 f"or resume the run (in Python resume=True): {resume or f'rayfed resume {place}'}"
             )
-        if not self.path.exists() or not {file.name for file in self.path.iterdir()} - BEFORE_BEGIN:
+        if not self.path.exists():
+            return
+        names = {file.name for file in self.path.iterdir()}
+        if names <= BEFORE_BEGIN:
             return
         if not (self.path / "job.toml").is_file():
             raise InputError(
@@ -116,7 +109,10 @@ class Folders:
 
 
 def folder_of(job: Job) -> Path:
-    """`<output.path>/<name>`, absolute."""
+    """Return the absolute path of `<output.path>/<name>`.
+
+    Raises `InputError` if a run cannot have this path or this name.
+    """
     if "\0" in job.output.path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
     if "://" in job.output.path:
@@ -124,7 +120,7 @@ def folder_of(job: Job) -> Path:
             f"output.path = '{job.output.path}': give a folder; a URI can be given as "
             "output.checkpoints"
         )
-    taken = sorted({*Path(job.name).parts[1:]} & {*OWN})
+    taken = sorted(set(Path(job.name).parts[1:]) & set(OWN))
     if taken:
         raise InputError(
             f"name = '{job.name}': in the folder of a run, '{taken[0]}' is that run's own; give "
@@ -134,14 +130,16 @@ def folder_of(job: Job) -> Path:
 
 
 def checkpoints_of(job: Job) -> Folder:
-    """The folder of the job's checkpoints: inside its own, or in `output.checkpoints`."""
+    """Return the folder of the job's checkpoints: in its own folder or in `output.checkpoints`."""
     if job.output.checkpoints:
         return Folder(joined(job.output.checkpoints, job.name))
     return Folder(str(folder_of(job) / "checkpoints"))
 
 
 def _refuse_read_only(content: str, place: Path) -> None:
-    nearest = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+    """Raise `InputError` if the nearest existing folder of a place cannot be written to."""
+    folders = [place, *place.parents]
+    nearest = next(folder for folder in folders if os.path.exists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InputError(
             f"{content} cannot be written to '{place}': '{nearest}' is not a folder that can be "
@@ -157,12 +155,10 @@ def _refuse_locked(folder: Path, name: str) -> None:
 
 
 def is_done(job: Job) -> bool:
-    """Whether the job's results are in its folder, complete.
+    """Say whether the job's complete results are in its folder.
 
-    Raises `InputError` where another job's results are.
-
-    With its files at other paths the job is not known to be done: only to read them shows whether
-    they are the same.
+    If the job's files are at other paths than before, the answer is no: only a run that reads them
+    can tell whether they are the same. Raises `InputError` if the folder has another job's results.
     """
     if not is_begun(job) or other_paths(job):
         return False
@@ -175,17 +171,16 @@ def is_done(job: Job) -> bool:
     try:
         return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
     except ValueError:
-        # A damaged table: to resume the run writes it again.
+        # The table is damaged. A run that is resumed writes it again.
         return False
 
 
 def is_begun(job: Job) -> bool:
-    """Whether the job's folder exists, with no more rounds than it asks for.
+    """Say whether the job's folder has a run of this job.
 
-    `InputError` if it is another job's.
-
-    Where its job.toml is damaged, only the checkpoints can tell whose they are, and do when they
-    are restored.
+    If its job.toml is damaged, the answer is no: only the checkpoints can tell whose they are, and
+    they do so when they are restored. Raises `InputError` if the run is another job's, or has more
+    rounds than this job.
     """
     path = folder_of(job)
     if not (path / "job.toml").is_file():
@@ -207,8 +202,9 @@ def is_begun(job: Job) -> bool:
 
 
 def refuse_other_paths(job: Job) -> None:
-    """Raises `InputError` where the run in the job's folder had its files at other paths."""
-    if differing := other_paths(job):
+    """Raise `InputError` if the run in the job's folder had its files at other paths."""
+    differing = other_paths(job)
+    if differing:
         raise InputError(
             f"'{folder_of(job)}' holds the results of a job of this name with other files "
             f"({'; '.join(differing)}), and no checkpoint, which could tell whether they hold the "
@@ -217,27 +213,27 @@ def refuse_other_paths(job: Job) -> None:
 
 
 def other_paths(job: Job) -> list[str]:
-    """Where the run in the job's folder had its files, if elsewhere than the job has them, in
-    words.
-    """
+    """Say in words which files the run in the job's folder had at other paths than the job."""
     try:
         tables = flat(read_toml(folder_of(job) / "job.toml"))
     except InputError:
         return []
-    here = flat(job.table())
+    job_tables = flat(job.table())
     keys = [key for key in job.places() if not key.startswith("output.")]
     keys += [key for key in ("data.source", "data.test") if key not in keys]
-    there = {key: str(tables.get(key, "")) for key in keys}
-    moved = {key for key in keys if _real(there[key]) != _real(str(here.get(key, "")))}
-    return differences(
-        {key: there[key] for key in moved}, {key: here.get(key, "") for key in moved}
-    )
+    old_paths, new_paths = {}, {}
+    for key in keys:
+        old_path, new_path = str(tables.get(key, "")), job_tables.get(key, "")
+        if _real(old_path) != _real(str(new_path)):
+            old_paths[key] = old_path
+            new_paths[key] = new_path
+    return differences(old_paths, new_paths)
 
 
 def _real(path: str) -> str:
-    """A local path as the disk has it: absolute, without links.
+    """Return a local path as the disk has it: absolute, without links.
 
-    A URI, or no path, stays as it is.
+    A URI or an empty path stays as it is.
     """
     if not path or "://" in path:
         return path
@@ -245,7 +241,7 @@ def _real(path: str) -> str:
 
 
 def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The lineage of a saved job."""
+    """Return the lineage of a job that was saved as tables."""
     try:
         return read_job(tables).lineage()
     except InputError:

@@ -1,4 +1,4 @@
-"""The recorder: the first observer of a run. It keeps each round in the run's folder."""
+"""The recorder: the first observer of a run. It writes each round to the run's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -56,7 +55,7 @@ from rayfed.rounds.executor import Executor
 from rayfed.rounds.observer import Outcome
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.setup import Setup
-from rayfed.tensors.weights import under_all_names
+from rayfed.tensors.weights import Weights, under_all_names
 
 PARTITION = "the partition has changed, and clients hold other images than before"
 
@@ -64,10 +63,11 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes one run's folder while the context lasts. A single process at a time may write to it.
+    """Writes one run's folder while the context lasts. Only one process at a time may write to it.
 
-    On leaving, however the run ends, the last round gets a checkpoint, and `summary.json` the
-    status. An error gets notes that say where the results are and how to continue.
+    At the end of the context, however the run ends, the last round gets a checkpoint, and
+    `summary.json` gets the status. An error gets notes that say where the results are and how to
+    continue.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Recorder:
         force: bool = False,
         other_bits: bool = False,
     ) -> None:
-        """Continue from `saved`. Without it a new run begins, over an earlier one with `force`.
+        """Continue from `saved`. Without it a new run begins, with `force` over an earlier one.
 
-        With `other_bits` it may continue on other hardware, or with changed modules of the user.
+        With `other_bits` a run may continue on other hardware, or with changed modules of the user.
         """
         self._folders = Folders.of(setup.job)
         self.path = self._folders.path
@@ -89,22 +89,23 @@ class Recorder:
         self._force, self._other_bits = force, other_bits
         # The rows of `rounds.parquet`.
         self._rows: list[dict[str, Any]] = []
-        self._last: Round | None = None
-        self._tried = time.monotonic()
+        self._newest: Round | None = None
+        # The time of the newest attempt to write a checkpoint.
+        self._tried_at = time.monotonic()
 
     def __enter__(self) -> Recorder:
         self._folders.refuse_unwritable()
         if self._saved is None:
             self._folders.refuse_overwriting(self._force)
         origin = self._origin()
-        # What is locked is given back when the context ends, and also if it cannot begin.
-        with ExitStack() as owned, writing_to(self.path):
+        # The locks are given back when the context ends, and also if it cannot begin.
+        with ExitStack() as locks, writing_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            owned.enter_context(locked(self.path))
-            self._before = read_summary(self.path)
-            self._begin_checkpoints(owned, origin)
+            locks.enter_context(locked(self.path))
+            self._earlier_summary = read_summary(self.path)
+            self._begin_checkpoints(locks, origin)
             self._write_origin(origin)
-            self._owned = owned.pop_all()
+            self._locks = locks.pop_all()
         return self
 
     def restored(self) -> Round | None:
@@ -113,10 +114,10 @@ class Recorder:
             return None
         number = self._saved.round
         self._say_what_is_left(self._saved)
-        last = self._saved.restore(self._setup, self._executor)
+        round = self._saved.restore(self._setup, self._executor)
         if not self._setup.job.train.evaluates(number):
-            # It was the last round of a shorter run.
-            last = replace(last, evaluation=None, forgetting=None)
+            # The round was evaluated because it was the last one of a shorter run.
+            round = replace(round, evaluation=None, forgetting=None)
         clients = []
         table = read_table(self.path, "clients", after=number - 1).drop_columns("round")
         for row in table.to_pylist():
@@ -129,7 +130,7 @@ class Recorder:
                 of_clients[client] = matrix
         row = self._rows[-1]
         return replace(
-            last,
+            round,
             clients=tuple(clients),
             confusions=of_clients,
             seconds=row["seconds"],
@@ -139,54 +140,62 @@ class Recorder:
         )
 
     def round(self, round: Round) -> None:
-        """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""
-        self._last = round
+        """Write a finished round's rows, and a checkpoint if one is due.
+
+        Raises `Unwritable` if the rows or the first checkpoint cannot be written.
+        """
+        self._newest = round
         self._write_rows(round)
         if not self._is_due(round.round):
             return
-        why_not = self._write_checkpoint(round)
-        began = self._saved.round if self._saved else 0
-        # Later, a checkpoint may be left out: the disk may have room again for the next.
-        if why_not and (self._checkpoints.round is None or self._checkpoints.round <= began):
-            raise Unwritable(why_not)
+        failure = self._write_checkpoint(round)
+        if not failure:
+            return
+        began_at = self._saved.round if self._saved else 0
+        # A later checkpoint may fail, because the disk may have room again for the next one.
+        if self._checkpoints.round is None or self._checkpoints.round <= began_at:
+            raise Unwritable(failure)
 
     def early_end(self) -> str:
-        """Say why the run ends before `train.num_rounds`; '' if it goes on."""
+        """Say why the run ends before `train.num_rounds`; '' if it does not."""
         return early_end(self._setup.job.train, self._rows)
 
     def __exit__(
         self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._owned:
-            ended = error
+        with self._locks:
+            failure = error
             try:
-                if self._last is not None:
-                    self._write_last(self._last, error)
-            except (Unwritable, InputError, KeyboardInterrupt) as late:
+                if self._newest is not None:
+                    self._write_newest(self._newest, error)
+            except (Unwritable, InputError, KeyboardInterrupt) as later_error:
                 # The first error says more.
-                ended = error or late
-            ended = self._write_how_it_ended(ended)
-            if ended is not None:
-                for line in self._what_now(ended):
-                    ended.add_note(line)
-                    # To the log only: the screen shows it at the end.
+                failure = error or later_error
+            failure = self._write_how_it_ended(failure)
+            if failure is not None:
+                for line in self._what_now(failure):
+                    failure.add_note(line)
+                    # Only the log gets the line now: the screen shows it at the end.
                     log.info("%s", line, extra={"on_screen": True})
-            if ended is not None and ended is not error:
-                raise ended from None
+            if failure is not None and failure is not error:
+                raise failure from None
 
     def _origin(self) -> dict[str, Any]:
-        """Collect what the results come from. Raises `InputError` if the run began otherwise."""
-        now, saved = environment(self._setup, self._executor), self._saved
+        """Return what the results come from.
+
+        Raises `InputError` if the results would change from here on, and this is not allowed.
+        """
+        origin, saved = environment(self._setup, self._executor), self._saved
         if saved is None:
-            return {**now, "other_bits": []} if self._other_bits else now
+            return {**origin, "other_bits": []} if self._other_bits else origin
         differing = []
-        # Also if no work is left, because the table of the partition is written anew.
-        if saved.manifest["partition"] != now["partition"]:
+        # This counts even if no work is left, because the table of the partition is written anew.
+        if saved.manifest["partition"] != origin["partition"]:
             differing.append(PARTITION)
         if saved.leaves_work(self._setup.job):
-            differing += saved.other_bits(now["hardware"], now["modules"])
+            differing += saved.other_bits(origin["hardware"], origin["modules"])
         if self._other_bits:
-            return {**now, "other_bits": differing}
+            return {**origin, "other_bits": differing}
         if differing:
             has_own_code = any(reason.startswith("the module") for reason in differing)
             leave = "if you mended it on purpose" if has_own_code else "to allow it"
@@ -194,18 +203,21 @@ class Recorder:
                 f"the run would continue to other bits: {'; '.join(differing)}; "
                 f"{leave}: rayfed resume {self.path} --other-bits (in Python other_bits=True)"
             )
-        return now
+        return origin
 
-    def _begin_checkpoints(self, owned: ExitStack, origin: dict[str, Any]) -> None:
-        """Take the folder of checkpoints. A new run deletes what an earlier one has left."""
-        folder = self._folders.checkpoints
+    def _begin_checkpoints(self, locks: ExitStack, origin: dict[str, Any]) -> None:
+        """Take the folder of checkpoints. A new run deletes what an earlier run has left."""
+        folder, model = self._folders.checkpoints, self._setup.model
         origin = {**origin, "about": about(self._setup), "versions": versions()}
-        all_names = partial(under_all_names, self._setup.model)
+
+        def all_names(weights: Weights) -> Weights:
+            return under_all_names(model, weights)
+
         with writing_to(folder.place):
             checks = []
-            # Checkpoints in the run's folder are under its lock.
+            # The lock of the run's folder protects checkpoints in it.
             if self._setup.job.output.checkpoints:
-                checks.append(owned.enter_context(owning(folder)))
+                checks.append(locks.enter_context(owning(folder)))
             self._checkpoints = Checkpointer(
                 folder, self._setup.job, origin, self._saved, *checks, all_names=all_names
             )
@@ -217,19 +229,17 @@ class Recorder:
         """Write the job and its origin, and the results up to the checkpoint if there is one."""
         job, saved, modules = self._setup.job, self._saved, sources(self._setup.job)
         if saved is not None:
-            for name in RESULTS:
-                table = without_extra(name, saved.table(name), job.train)
-                replace_table(self.path, name, saved.round, table)
-            self._rows = read_table(self.path, "rounds").to_pylist()
-            began = read_environment(self.path) or origin
-            times = [began, *began.get("resumed", [])]
-            same = all(times[-1].get(key) == origin[key] for key in ("job", "partition"))
-            if same and not saved.leaves_work(job):
-                # No result comes from what is here now.
-                origin, modules = began, {}
+            self._put_back_results(saved)
+            first_origin = read_environment(self.path) or origin
+            resumed = first_origin.get("resumed", [])
+            newest = resumed[-1] if resumed else first_origin
+            is_same = all(newest.get(key) == origin[key] for key in ("job", "partition"))
+            if is_same and not saved.leaves_work(job):
+                # No result will come from the versions, hardware and modules that are here now.
+                origin, modules = first_origin, {}
             else:
-                resumed = [*times[1:], {"after_round": saved.round, **origin}]
-                origin = {**began, "resumed": resumed}
+                resumption = {"after_round": saved.round, **origin}
+                origin = {**first_origin, "resumed": [*resumed, resumption]}
         for name, source in modules.items():
             write_bytes(self.path / "modules" / f"{name}-{hash_of(source)[:8]}.py", source)
         write_text(self.path / "job.toml", tomli_w.dumps(job.table()))
@@ -237,7 +247,15 @@ class Recorder:
         write_partition(self.path, self._setup.federation)
         self._summarise("running")
 
+    def _put_back_results(self, saved: Checkpoint) -> None:
+        """Give the tables the rows of a checkpoint, except rows that this job does not measure."""
+        for name in RESULTS:
+            table = without_extra(name, saved.table(name), self._setup.job.train)
+            replace_table(self.path, name, saved.round, table)
+        self._rows = read_table(self.path, "rounds").to_pylist()
+
     def _say_what_is_left(self, saved: Checkpoint) -> None:
+        """Log after which round the run continues, or why no work is left."""
         number = saved.round
         if saved.leaves_work(self._setup.job):
             log.info("continuing after round %d", number)
@@ -250,17 +268,18 @@ class Recorder:
                     name,
                     again,
                 )
-        why = self.early_end()
-        if why:
+        reason = self.early_end()
+        if reason:
             log.warning(
                 "the run has ended after round %d: %s; to go on: rayfed resume %s "
                 "-s train.patience=0, or with a larger train.patience",
                 number,
-                why,
+                reason,
                 self.path,
             )
 
     def _write_rows(self, round: Round) -> None:
+        """Write a round's rows and the summary. Raises `Unwritable`."""
         rows = round_rows(round, self._setup)
         try:
             write_round(self.path, round.round, rows)
@@ -274,19 +293,19 @@ class Recorder:
         self._checkpoints.follow(round)
 
     def _is_due(self, number: int) -> bool:
-        """Return whether a checkpoint is due: by the number, by the clock, or in danger."""
+        """Say whether a checkpoint is due: by the round's number, by the clock, or in danger."""
         output = self._setup.job.output
-        # Round 0 shows before any training whether there is room; round 1 has the first memories.
+        # Round 0 shows before any training whether there is room. Round 1 has the first memories.
         return (
             number <= 1
             or number % output.every == 0
-            or time.monotonic() >= self._tried + output.every_seconds
+            or time.monotonic() >= self._tried_at + output.every_seconds
             or self._executor.may_end()
         )
 
     def _write_checkpoint(self, round: Round) -> str:
-        """Write a checkpoint. Returns why it could not be written, and logs it; '' if it was."""
-        why = ""
+        """Write a checkpoint. If it fails, log and return the reason, otherwise return ''."""
+        failure = ""
         try:
             tables = {name: read_table(self.path, name) for name in RESULTS}
             self._checkpoints.save(round, self._executor, tables)
@@ -294,50 +313,56 @@ class Recorder:
             # Another run has taken the folder.
             raise
         except Exception as error:
-            last = self._checkpoints.round
-            there = "there is none yet" if last is None else f"the last is of round {last}"
-            why = f"no checkpoint of round {round.round} was written ({error}); {there}"
-            log.warning("%s", why)
-        self._tried = time.monotonic()
-        return why
+            newest = self._checkpoints.round
+            state = "there is none yet" if newest is None else f"the last is of round {newest}"
+            failure = f"no checkpoint of round {round.round} was written ({error}); {state}"
+            log.warning("%s", failure)
+        self._tried_at = time.monotonic()
+        return failure
 
-    def _write_last(self, last: Round, error: BaseException | None) -> None:
+    def _write_newest(self, round: Round, error: BaseException | None) -> None:
+        """Write the last checkpoint of a run that ends. Raises `Unwritable`."""
         if error is not None:
-            # Once more, because a signal may have come while the rows were written.
-            self._write_rows(last)
-        why_not = self._write_checkpoint(last)
-        if why_not:
-            raise Unwritable(why_not)
+            # The rows are written once more, because a signal may have come at the first time.
+            self._write_rows(round)
+        failure = self._write_checkpoint(round)
+        if failure:
+            raise Unwritable(failure)
 
-    def _write_how_it_ended(self, ended: BaseException | None) -> BaseException | None:
-        """Write the status. Returns how the run ended: it may be that this cannot be written."""
-        status = Outcome(ended).status
-        more: dict[str, Any] = {}
+    def _write_how_it_ended(self, error: BaseException | None) -> BaseException | None:
+        """Write the status. Returns the run's error, or `Unwritable` if only the writing failed."""
+        status = Outcome(error).status
+        facts: dict[str, Any] = {}
         if status == "failed":
-            more["error"] = cut(f"{type(ended).__name__}: {ended}")
-        if isinstance(ended, KilledActors):
+            facts["error"] = cut(f"{type(error).__name__}: {error}")
+        if isinstance(error, KilledActors):
             at_round = self._rows[-1]["round"] if self._rows else None
-            more["killed"] = [ended.what, ended.how, at_round]
-            if more["killed"] == self._before.get("killed"):
-                # It would end so again and again.
-                ended.exit_code = RunFailed.exit_code
+            facts["killed"] = [error.what, error.how, at_round]
+            if facts["killed"] == self._earlier_summary.get("killed"):
+                # The run would end in this way again and again.
+                error.exit_code = RunFailed.exit_code
         try:
-            self._summarise(status, **more)
-        except OSError as why:
-            return ended or Unwritable(f"how the run ended cannot be written to {self.path}: {why}")
-        return ended
+            self._summarise(status, **facts)
+        except OSError as os_error:
+            return error or Unwritable(
+                f"how the run ended cannot be written to {self.path}: {os_error}"
+            )
+        return error
 
-    def _summarise(self, status: str, **more: Any) -> None:
+    def _summarise(self, status: str, **facts: Any) -> None:
+        """Write `summary.json` with a status and further facts."""
         if status == "done" and self.early_end():
-            more["ended_early"] = self.early_end()
+            facts["ended_early"] = self.early_end()
         labels = self._setup.federation.test.labels
         by_guess = guess(labels)
-        summary = {"status": status, **more, **summarise(self._rows), "guess": by_guess}
+        summary = {"status": status, **facts, **summarise(self._rows), "guess": by_guess}
         if status == "done":
-            why = no_better_than_a_guess(self._rows, by_guess, len(labels), self._setup.job.train)
-            if why:
-                summary["no_better_than_a_guess"] = why
-                log.info("%s", why, extra={"on_screen": True})
+            warning = no_better_than_a_guess(
+                self._rows, by_guess, len(labels), self._setup.job.train
+            )
+            if warning:
+                summary["no_better_than_a_guess"] = warning
+                log.info("%s", warning, extra={"on_screen": True})
         if "best" in summary:
             place = self._checkpoints.place_of_best(summary["best"]["round"])
             if place:
@@ -345,12 +370,12 @@ class Recorder:
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _what_now(self, error: BaseException) -> Iterator[str]:
-        """Say where the results are, how to continue the run, and how to look into its failure."""
+        """Yield where the results are, how to continue the run, and how to look at its failure."""
         recorded = f"rounds up to {self._rows[-1]['round']} are" if self._rows else "no round is"
         yield f"{recorded} recorded in {self.path}"
-        job, last = self._setup.job, self._checkpoints.round
+        job, newest = self._setup.job, self._checkpoints.round
         again = f"rayfed run {self.path / 'job.toml'}"
-        onwards = f"to continue after round {last}: rayfed resume {self.path}"
+        onwards = f"to continue after round {newest}: rayfed resume {self.path}"
         if isinstance(error, Diverged):
             lower = f"{again} -s train.lr={job.train.lr / 10:g} --force"
             yield (
@@ -359,9 +384,9 @@ class Recorder:
             )
         elif isinstance(error, BrokenContract) or is_of(sources(job), error):
             yield f"once the code is mended, begin again: {again} --force"
-            if last is not None:
+            if newest is not None:
                 yield f"or, {onwards} --other-bits"
-        elif last is not None:
+        elif newest is not None:
             yield onwards
         if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
             yield (

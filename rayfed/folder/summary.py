@@ -1,4 +1,4 @@
-"""How far a run has come and how it ended, in `summary.json`."""
+"""Make and read `summary.json`: how far a run has come and how it ended."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of the best and the last round.
+# The summary has these columns of the best and the last round.
 SHOWN = ("round", "test_accuracy", "test_loss", "forgetting")
+# The summary has the sums of these columns over all rounds.
+COSTS = ("seconds", "bytes_down", "bytes_up")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: the exit code and the message that its command would have ended with."""
+    """How a run ended: the exit code and the message with which its command would have ended."""
 
     job: Job
     exit_code: int = 0
@@ -31,38 +33,45 @@ class Ended:
 
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Best and last evaluated round of a run, and its cost, from the rows of `rounds.parquet`.
+    """Return the best and the last evaluated round of a run, and its cost.
 
-    Papers report best or last.
+    `rounds` are the rows of `rounds.parquet`. Some papers report the best round, others the last.
+
+    >>> summarise([])
+    {'rounds': 0}
     """
     if not rounds:
         return {"rounds": 0}
     evaluated = [row for row in rounds if row["test_accuracy"] is not None]
-    best, last = best_of(rounds) or evaluated[0], evaluated[-1]
-    return {
+    best, newest = best_of(rounds) or evaluated[0], evaluated[-1]
+    summary = {
         "rounds": rounds[-1]["round"],
-        "best": {key: best[key] for key in SHOWN},
-        "last": {key: last[key] for key in SHOWN},
-        **{key: sum(row[key] for row in rounds) for key in ("seconds", "bytes_down", "bytes_up")},
+        "best": {column: best[column] for column in SHOWN},
+        "last": {column: newest[column] for column in SHOWN},
     }
+    for column in COSTS:
+        summary[column] = sum(row[column] for row in rounds)
+    return summary
 
 
 def best_of(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first row with the best test accuracy, round 0 aside: the initial model's is chance.
+    """Return the first row with the best test accuracy; None if no round is evaluated.
 
-    None before any.
+    Round 0 does not count, because the accuracy of the initial model is chance.
     """
-    found = [row for row in rounds if row["round"] and row["test_accuracy"] is not None]
-    return max(found, key=lambda row: row["test_accuracy"], default=None)
+    evaluated = [row for row in rounds if row["round"] and row["test_accuracy"] is not None]
+    return max(evaluated, key=lambda row: row["test_accuracy"], default=None)
 
 
 def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
-    """Why a run with these rows of `rounds.parquet` plays no more rounds than these; '' where it
-    does, or has all.
+    """Say why a run ends early after these rows of `rounds.parquet`; '' if it does not.
+
+    Returns '' also if the run has all its rounds.
     """
     if not training.patience or not rounds or rounds[-1]["round"] >= training.num_rounds:
         return ""
-    if not training.patience_is_over({row["round"]: row["test_accuracy"] for row in rounds}):
+    accuracies = {row["round"]: row["test_accuracy"] for row in rounds}
+    if not training.patience_is_over(accuracies):
         return ""
     number = training.patience
     return (
@@ -72,19 +81,20 @@ def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The summary in a run's folder; empty if there is none, or if it is damaged."""
+    """Return the summary in a run's folder; empty if it is missing or damaged."""
     return read_json(path / "summary.json")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """What a run's results come from, as `provenance.environment` found it; empty if it is missing
-    or damaged.
-    """
+    """Return what `provenance.environment` found when a run began; empty if missing or damaged."""
     return read_json(path / "environment.json")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The table in a file; empty if there is none, or if the file is damaged, as after a power cut."""
+    """Return the table in a JSON file; empty if the file is missing or damaged.
+
+    A file can be damaged by a power cut. A warning in the log says so.
+    """
     try:
         return dict(json.loads(read_regular(file).decode()))
     except FileNotFoundError:
@@ -95,11 +105,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def status_of(path: Path) -> str:
-    """How the run in a folder stands: running, done, stopped, failed, or killed before it could
-    write how it ended.
+    """Return the status of the run in a folder: running, done, stopped, failed, or killed.
+
+    A run is killed if it ends before it can write how it ended. A folder without a summary has the
+    status `unknown`.
     """
     status = str(read_summary(path).get("status", "unknown"))
     if status == "running" and not is_locked(path):
-        # Another machine's lock may not be seen from here.
+        # The lock of a run on another machine may not be seen from here.
         return "killed, or running elsewhere"
     return status

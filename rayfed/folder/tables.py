@@ -1,20 +1,21 @@
-"""The tables of a run as Parquet: the partition, and rounds, clients, classes, confusions, where
-each round adds rows.
+"""The tables of a run as Parquet files.
+
+Each round adds rows to the tables rounds, clients, classes and confusions. The tables partition and
+own are written once.
 
     rounds.parquet/round-00000.parquet  the rows of the rounds from 0 on
-    rounds.parquet/round-08192.parquet  and from 8192 on: a file that has `ROWS` rows is not touched
-                                        again
+    rounds.parquet/round-08192.parquet  the rows of the rounds from 8192 on
 
-A round's rows are added by putting a longer file in the place of the last file. So thousands of
-rounds are one file, and each row is in one file at any moment: no reader finds it twice or misses
-it, and nothing has to be merged.
+To add a round's rows, a longer file replaces the last file. When a file has `ROWS` rows, a new file
+begins. So thousands of rounds are one file, and each row is in one file at any moment: no reader
+finds a row twice or misses it, and no files have to be merged.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 
 from rayfed.base.files import whole
 
-# These bring torch, which a reader of tables does not need.
+# These import torch, which a reader of tables does not need.
 if TYPE_CHECKING:
     from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
@@ -38,6 +39,7 @@ INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.stri
 EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibration_error")
 FIGURES = (*EVALUATED, "train_loss", "seconds")
 OWN = ("accuracy", "in_local", "tuned_accuracy", "tuned_in_local")
+# For each table: its columns and their types.
 COLUMNS = {
     "rounds": {
         "round": INT,
@@ -46,15 +48,15 @@ COLUMNS = {
         "bytes_up": INT,
         "notes": NOTES,
     },
-    "clients": dict(
-        round=INT,
-        client=INT,
-        num_examples=INT,
-        train_loss=FLOAT,
-        seconds=FLOAT,
-        node=TEXT,
-        notes=NOTES,
-    ),
+    "clients": {
+        "round": INT,
+        "client": INT,
+        "num_examples": INT,
+        "train_loss": FLOAT,
+        "seconds": FLOAT,
+        "node": TEXT,
+        "notes": NOTES,
+    },
     "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT, "seen": INT, "predicted": INT},
     "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
     "own": {
@@ -75,50 +77,55 @@ COLUMNS = {
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
 # The tables to which each round adds rows.
 RESULTS = ("rounds", "clients", "classes", "confusions")
-# After which a file is full; a round replaces the last file, and so many rows cost as much as a
-# few.
+# A file with so many rows is full. A round replaces the last file, and to write so many rows takes
+# no longer than to write a few.
 ROWS = 2**13
 
 
 def round_rows(round: Round, setup: Setup) -> dict[str, list[dict[str, Any]]]:
-    """The rows that one round adds to each table.
+    """Return the rows that one round adds to each table.
 
-    There is a table of confusions only where they are measured.
+    There are rows of confusions only if they are measured.
     """
-    number = round.round
-    of_round = {column: getattr(round, column) for column in COLUMNS["rounds"]}
-    of_round["notes"] = list(round.notes.items())
+    round_row = {column: getattr(round, column) for column in COLUMNS["rounds"]}
+    round_row["notes"] = list(round.notes.items())
+    client_rows = []
+    for row in round.clients:
+        notes = list(row.notes.items())
+        client_rows.append({"round": round.round, **vars(row), "notes": notes})
     rows = {
-        "rounds": [of_round],
-        "clients": [
-            {"round": number, **vars(row), "notes": list(row.notes.items())}
-            for row in round.clients
-        ],
-        "classes": [{"round": number, **row} for row in _of_classes(round, setup)],
+        "rounds": [round_row],
+        "clients": client_rows,
+        "classes": list(_class_rows(round, setup)),
     }
-    # By client; None: the global model's.
+    # The matrices by client. That of the global model has None.
     matrices: list[tuple[int | None, np.ndarray]] = []
-    if round.evaluation is not None and "confusion" in setup.job.measures(number):
+    if round.evaluation is not None and "confusion" in setup.job.measures(round.round):
         matrices.append((None, round.evaluation.confusion))
     matrices.extend(round.confusions.items())
     if matrices:
-        names = setup.federation.train.classes
-        rows["confusions"] = [
-            {
-                "round": number,
-                "client": client,
-                "class": names[c],
-                "predicted": names[k],
-                "count": int(counts[c, k]),
-            }
-            for client, counts in matrices
-            for c, k in np.argwhere(counts)
-        ]
+        rows["confusions"] = list(_confusion_rows(round, matrices, setup))
     return rows
 
 
-def _of_classes(round: Round, setup: Setup) -> Iterator[dict[str, Any]]:
-    """A row per class of an evaluated round."""
+def _confusion_rows(
+    round: Round, matrices: list[tuple[int | None, np.ndarray]], setup: Setup
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each cell of the confusion matrices that is not zero."""
+    names = setup.federation.train.classes
+    for client, counts in matrices:
+        for label, predicted in np.argwhere(counts):
+            yield {
+                "round": round.round,
+                "client": client,
+                "class": names[label],
+                "predicted": names[predicted],
+                "count": int(counts[label, predicted]),
+            }
+
+
+def _class_rows(round: Round, setup: Setup) -> Iterator[dict[str, Any]]:
+    """Yield a row for each class if the round is evaluated."""
     accuracies = round.class_accuracy
     if round.evaluation is None or accuracies is None:
         return
@@ -128,6 +135,7 @@ def _of_classes(round: Round, setup: Setup) -> Iterator[dict[str, Any]]:
     predicted = round.evaluation.confusion.sum(axis=0)
     for number, name in enumerate(setup.federation.train.classes):
         yield {
+            "round": round.round,
             "class": name,
             "accuracy": float(accuracies[number]),
             "seen": int(seen[number]),
@@ -138,49 +146,50 @@ def _of_classes(round: Round, setup: Setup) -> Iterator[dict[str, Any]]:
 def write_round(path: Path, round: int, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Add a round's rows to the tables in a run's folder.
 
-    Adding the same round again changes nothing.
+    To add the same round again changes nothing.
     """
     for name, table in rows.items():
         _append(path / f"{name}.parquet", round, pa.Table.from_pylist(table, SCHEMAS[name]))
 
 
 def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
-    """Give a table the rows of a checkpoint of this round, also where a power cut has damaged
-    files.
+    """Give a table in a run's folder the rows of a checkpoint of this round.
 
-    File by file, so that a reader finds each row up to this round once at any time. Nothing goes
-    through a link.
+    The files may be damaged, for example by a power cut. They are written one by one, so that a
+    reader finds each row up to this round once at any time. Raises `OSError` if the table's folder
+    is a link.
     """
     folder = path / f"{name}.parquet"
     if folder.is_symlink():
         raise OSError(f"'{folder}' is a link")
     if not table.num_rows and not folder.exists():
-        # A table that not all runs have.
+        # Not every run has every table.
         return
     folder.mkdir(exist_ok=True)
     files = _files(folder)
-    # From the end, so that no reader finds a gap.
-    for first in sorted(files, reverse=True):
-        if first > round:
-            files.pop(first).unlink()
+    # Later files are deleted from the end, so that no reader finds a gap.
+    for start in sorted(files, reverse=True):
+        if start > round:
+            files.pop(start).unlink()
     files = files or {0: folder / _name(0)}
-    starts = [0, *list(files)[1:], round + 1]
-    for file, first, after in zip(files.values(), starts, starts[1:], strict=False):
-        _write(file, table.filter((pc.field("round") >= first) & (pc.field("round") < after)))
+    starts = list(files)
+    starts[0] = 0
+    ends = starts[1:]
+    ends.append(round + 1)
+    for file, start, end in zip(files.values(), starts, ends, strict=True):
+        is_in_file = (pc.field("round") >= start) & (pc.field("round") < end)
+        _write(file, table.filter(is_in_file))
 
 
 def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
-    """A table without the evaluations that this training does not ask for: those of the last round
-    of a shorter run.
+    """Return a table without the evaluations that this training does not ask for.
 
-    So a run that was extended has the rows of a run that never stopped, and so all that is made of
-    them.
+    A shorter run evaluates its last round in any case. If the run is extended, this evaluation is
+    removed. So the tables and the report are the same as in a run that never stopped.
     """
-    numbers = pc.unique(table["round"]).to_pylist()
-    extra = pc.is_in(
-        table["round"],
-        pa.array([number for number in numbers if not training.evaluates(number)], INT),
-    )
+    rounds = pc.unique(table["round"]).to_pylist()
+    unwanted = [number for number in rounds if not training.evaluates(number)]
+    extra = pc.is_in(table["round"], pa.array(unwanted, INT))
     if name == "rounds" and pc.any(extra).as_py():
         rows = table.to_pylist()
         for row in rows:
@@ -189,21 +198,21 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
                 row.update(dict.fromkeys(EVALUATED), notes=notes)
         return pa.Table.from_pylist(rows, table.schema)
     if name == "confusions":
-        # A client's own is no evaluation of the global model.
+        # The matrices of clients stay, because they do not evaluate the global model.
         extra = pc.and_(extra, pc.is_null(table["client"]))
     return table.filter(pc.invert(extra)) if name in ("classes", "confusions") else table
 
 
 def without_early_forgetting(rounds: pa.Table, eval_every: int) -> pa.Table:
-    """The table of rounds without a forgetting where nothing could be forgotten yet.
+    """Return the table of rounds with no forgetting where nothing could be forgotten yet.
 
-    The first evaluation that counts is that of round `eval_every`. Earlier versions wrote 0.0 up to
-    there.
+    The first evaluation that counts is in round `eval_every`. Up to this round, earlier versions
+    wrote 0.0.
     """
     number = rounds.schema.get_field_index("forgetting")
     can_forget = pc.greater(rounds["round"], eval_every)
-    known = pc.if_else(can_forget, rounds["forgetting"], pa.scalar(None, FLOAT))
-    return rounds.set_column(number, SCHEMAS["rounds"].field(number), known)
+    forgetting = pc.if_else(can_forget, rounds["forgetting"], pa.scalar(None, FLOAT))
+    return rounds.set_column(number, SCHEMAS["rounds"].field(number), forgetting)
 
 
 def write_partition(path: Path, federation: Federation) -> None:
@@ -212,19 +221,18 @@ def write_partition(path: Path, federation: Federation) -> None:
 
 
 def partition_table(federation: Federation) -> pa.Table:
-    """Which images of each class each client holds."""
+    """Return the table of the images that each client holds, with a row per client and class."""
     clients, labels, counts = federation.cells()
-    names = pa.array(federation.train.classes).take(pa.array(labels))
-    held = federation.partition
-    owners = np.repeat(np.arange(held.num_clients), held.sizes)
-    order = np.lexsort((federation.train.labels[held.indices], owners))
-    images = pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), held.indices[order])
-    called = pa.array(federation.client_names or [None] * federation.num_clients, TEXT).take(
-        pa.array(clients)
-    )
-    return pa.table(
-        [pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"]
-    )
+    classes = pa.array(federation.train.classes).take(pa.array(labels))
+    partition = federation.partition
+    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    order = np.lexsort((federation.train.labels[partition.indices], owners))
+    ends = np.cumsum([0, *counts], dtype=np.int32)
+    images = pa.ListArray.from_arrays(ends, partition.indices[order])
+    client_names = pa.array(federation.client_names or [None] * federation.num_clients, TEXT)
+    names = client_names.take(pa.array(clients))
+    columns = [pa.array(clients), names, classes, pa.array(counts), images]
+    return pa.table(columns, schema=SCHEMAS["partition"])
 
 
 def write_own(path: Path, rows: Sequence[OwnRow]) -> None:
@@ -233,70 +241,82 @@ def write_own(path: Path, rows: Sequence[OwnRow]) -> None:
 
 
 def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
-    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if
-    there is none yet.
+    """Read a table of a run's folder by its name in `SCHEMAS`; empty if there is none yet.
 
-    With `after`, only the rows of later rounds, and only the files that may have such rows are
-    read.
+    The rows are in the order of the rounds. With `after`, only the rows of later rounds are
+    returned, and only the files that may have such rows are read. Raises `ArrowInvalid` if a file
+    is damaged.
     """
     place, schema = path / f"{name}.parquet", SCHEMAS[name]
     if place.is_file():
         return pq.read_table(place, schema=schema)
-    while files := _files(place):
+    files = _files(place)
+    while files:
+        _refuse_pipes(files.values())
         # The first round after each file.
         ends = [*list(files)[1:], math.inf]
-        if odd := [file for file in files.values() if file.exists() and not file.is_file()]:
-            # To open a pipe would wait for ever.
-            raise pa.ArrowInvalid(f"'{odd[0]}' is no file")
         wanted = [file for file, end in zip(files.values(), ends, strict=True) if end > after + 1]
         try:
-            found = pq.read_table(wanted, schema=schema).combine_chunks()
-        # A run that was resumed has dropped the rounds after its checkpoint.
+            table = pq.read_table(wanted, schema=schema).combine_chunks()
         except FileNotFoundError:
-            if _files(place) == files:
+            # A run that was resumed has meanwhile deleted the rounds after its checkpoint.
+            files_now = _files(place)
+            if files_now == files:
                 raise
+            files = files_now
         except OSError as error:
-            # Arrow says so of some damaged pages.
+            # Arrow raises it for some damaged pages.
             raise pa.ArrowInvalid(str(error)) from None
         else:
-            return found.filter(pc.field("round") > after) if after >= 0 else found
+            return table.filter(pc.field("round") > after) if after >= 0 else table
     return schema.empty_table()
 
 
-def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
-    """A value per cell of the confusion matrices: round, client (-1: the global model), class,
-    predicted and count.
+def _refuse_pipes(files: Iterable[Path]) -> None:
+    """Raise `ArrowInvalid` if a path is no file: to open a pipe would wait for ever."""
+    for file in files:
+        if file.exists() and not file.is_file():
+            raise pa.ArrowInvalid(f"'{file}' is no file")
 
-    Of the rounds after `after`. Classes are indices.
+
+def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
+    """Return the cells of the confusion matrices of the rounds after `after`.
+
+    Each column has a value per cell: round, client (-1: the global model), class, predicted and
+    count. Classes are indices in `classes`.
     """
     table = read_table(folder, "confusions", after)
-    client = pc.fill_null(table["client"], -1)
-    codes = {
-        name: pc.index_in(table[name], pa.array(classes, pa.string()))
-        for name in ("class", "predicted")
+    class_names = pa.array(classes, pa.string())
+    cells = {
+        "round": table["round"],
+        "client": pc.fill_null(table["client"], -1),
+        "class": pc.index_in(table["class"], class_names),
+        "predicted": pc.index_in(table["predicted"], class_names),
+        "count": table["count"],
     }
-    return columns_of(
-        pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]})
-    )
+    return columns_of(pa.table(cells))
 
 
 def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
-    """The confusion matrices (C, C) of a round by client, as `confusions` has them, in that order."""
-    of_round = {name: column[cells["round"] == round] for name, column in cells.items()}
-    clients, first, index = np.unique(of_round["client"], return_index=True, return_inverse=True)
+    """Return the confusion matrices (C, C) of a round by client, in the order of the cells.
+
+    `cells` are the columns that `confusions` returns.
+    """
+    in_round = {name: column[cells["round"] == round] for name, column in cells.items()}
+    clients, places, index = np.unique(in_round["client"], return_index=True, return_inverse=True)
     counts = np.zeros((len(clients), num_classes, num_classes), dtype=np.int64)
-    counts[index, of_round["class"], of_round["predicted"]] = of_round["count"]
-    return {int(clients[number]): counts[number] for number in np.argsort(first)}
+    counts[index, in_round["class"], in_round["predicted"]] = in_round["count"]
+    return {int(clients[number]): counts[number] for number in np.argsort(places)}
 
 
 def columns_of(table: pa.Table) -> Columns:
-    """A table's columns but for its notes, which need more than an array."""
+    """Return a table's columns as arrays, except its notes, which do not fit into an array."""
     return {name: table[name].to_numpy() for name in table.column_names if name != "notes"}
 
 
 def to_parquet(table: pa.Table) -> bytes:
-    """The content of a Parquet file."""
-    # Numbers in a dictionary cost more time.
+    """Return a table as the content of a Parquet file."""
+    # Only texts go into a dictionary: numbers in a dictionary take more time.
     texts = [column.name for column in table.schema if column.type == TEXT]
     content = io.BytesIO()
     pq.write_table(table, content, use_dictionary=texts)
@@ -304,32 +324,39 @@ def to_parquet(table: pa.Table) -> bytes:
 
 
 def _files(folder: Path) -> dict[int, Path]:
-    """The files of a table by the first round in each, in order."""
-    found = folder.glob("round-*.parquet")
-    return dict(sorted((int(file.stem[6:]), file) for file in found if file.stem[6:].isdecimal()))
+    """Return the files of a table by the first round in each, in the order of these rounds."""
+    files = {}
+    for file in folder.glob("round-*.parquet"):
+        number = file.stem.removeprefix("round-")
+        if number.isdecimal():
+            files[int(number)] = file
+    return dict(sorted(files.items()))
 
 
 def _append(folder: Path, round: int, rows: pa.Table) -> None:
+    """Write the last file with a round's rows in addition, or a new file if it is full."""
     files = _files(folder)
     if files and rows.num_rows == 0:
         return
     folder.mkdir(exist_ok=True)
     file = folder / _name(round)
     if files:
-        last = [*files.values()][-1]
-        with pq.ParquetFile(last) as opened:
+        last_file = list(files.values())[-1]
+        with pq.ParquetFile(last_file) as opened:
             # Other threads would wait for actors that are at work.
-            before = opened.read(use_threads=False)
-        before = before.filter(pc.less(before["round"], round))
-        if before.num_rows < ROWS:
-            file, rows = last, pa.concat_tables([before, rows])
+            earlier = opened.read(use_threads=False)
+        earlier = earlier.filter(pc.less(earlier["round"], round))
+        if earlier.num_rows < ROWS:
+            file, rows = last_file, pa.concat_tables([earlier, rows])
     _write(file, rows)
 
 
 def _name(round: int) -> str:
+    """Return the name of a table's file by the first round in it."""
     return f"round-{round:05d}.parquet"
 
 
 def _write(file: Path, table: pa.Table) -> None:
+    """Write a table to a Parquet file, which is complete or absent at any moment."""
     with whole(file) as opened:
         opened.write(to_parquet(table))
