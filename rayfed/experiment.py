@@ -26,7 +26,8 @@ from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup, open_setup
-from rayfed.runtime.executors import open_executor, opened
+from rayfed.runtime.executors import on_ray_or_here, open_executor
+from rayfed.runtime.signals import stopping
 from rayfed.tensors.weights import Weights, whole
 
 # How many runs a message names.
@@ -207,35 +208,30 @@ def _train(
     leaves_work = saved is None or saved.leaves_work(job)
     on_ray = options.on_ray and job.ray.mode == "on" and leaves_work
 
-    def make_setup() -> Setup:
-        return _checked_setup(job, saved, options.read)
-
-    with (
-        logging_to_file() as begin_log,
-        observing(observers) as everyone,
-        opened(
-            job,
-            make_setup,
-            lambda setup: everyone.started(Run(setup, path, resumed=saved is not None)),
-            on_ray=on_ray,
-        ) as setup,
-        open_executor(
-            setup, everyone.client, on_ray=on_ray, other_bits=options.other_bits
-        ) as executor,
-        # The recorder ends first: its last checkpoint needs the memories that the executor holds.
-        Recorder(
-            setup, executor, saved, force=options.force, other_bits=options.other_bits
-        ) as recorder,
-    ):
-        begin_log(path)
-        newest_round = recorder.restored()
-        everyone.restored(newest_round)
-        for round in engine.rounds(setup, executor, newest_round, recorder.early_end):
-            # The recorder is first, and its failure ends the run: the others show what is recorded.
-            recorder.round(round)
-            executor.round(round)
-            everyone.round(round)
-            newest_round = round
+    with logging_to_file() as begin_log, observing(observers) as everyone:
+        with stopping("stopping"):
+            setup = _checked_setup(job, saved, options.read)
+            everyone.started(Run(setup, path, resumed=saved is not None))
+        with (
+            on_ray_or_here(setup, on_ray=on_ray) as setup,
+            open_executor(
+                setup, everyone.client, on_ray=on_ray, other_bits=options.other_bits
+            ) as executor,
+            # The recorder ends first: its last checkpoint needs the memories of the executor.
+            Recorder(
+                setup, executor, saved, force=options.force, other_bits=options.other_bits
+            ) as recorder,
+        ):
+            begin_log(path)
+            newest_round = recorder.restored()
+            everyone.restored(newest_round)
+            for round in engine.rounds(setup, executor, newest_round, recorder.early_end):
+                # The recorder is first, and its failure ends the run: the others show what is
+                # recorded.
+                recorder.round(round)
+                executor.round(round)
+                everyone.round(round)
+                newest_round = round
     assert newest_round is not None, "there is always a round 0"
     return Trained(path, whole(setup.model, newest_round.evaluated))
 

@@ -1,13 +1,12 @@
-"""A run's setup, and workers for it: on Ray, or in this process."""
+"""Executors for a run's setup: on Ray, or in this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from rayfed.base.errors import InputError, first_line
 from rayfed.base.isolation import threads
-from rayfed.job import Job
 from rayfed.rounds.executor import Executor, Progress, no_progress
 from rayfed.rounds.setup import Setup
 from rayfed.runtime.hardware import keep_freed_memory
@@ -21,17 +20,12 @@ KEEPING = (
 
 
 @contextmanager
-def opened(
-    job: Job, make: Callable[[], Setup], tell: Callable[[Setup], None], *, on_ray: bool
-) -> Iterator[Setup]:
-    """The setup that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined,
-    for the context.
+def on_ray_or_here(setup: Setup, *, on_ray: bool) -> Iterator[Setup]:
+    """Start or join Ray for the context, if it is asked for, and yield the setup to work with.
 
-    On Ray, its data lie in Ray's store, where actors read them too.
+    On Ray the setup's data lie in Ray's store, where actors read them too. So drop `setup` for the
+    one that is yielded: then this process keeps no second copy.
     """
-    with stopping("stopping"):
-        setup = make()
-        tell(setup)
     if not on_ray:
         yield setup
         return
@@ -44,10 +38,10 @@ def opened(
             "'ray[default]', or train without Ray: -s ray.mode=off"
         ) from error
 
+    job = setup.job
     with stopping("stopping"):
         refuse_unsendable(job.model.name, setup.model)
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
-        # Without this process's own copy of the data.
         setup = stored(setup)
         yield setup
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 import ray
 from ray.exceptions import RayActorError, RuntimeEnvSetupError
 
+from rayfed import experiment
 from rayfed.base.errors import InputError, RunFailed, WorkersLost
-from rayfed.job import RayOptions
+from rayfed.job import Output, RayOptions
 from rayfed.methods import fedavg
 from rayfed.runtime import causes, executors, gpus, internals, private, session
 from rayfed.runtime.session import connected
@@ -280,15 +282,15 @@ def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, vers
         ) == is_newer
 
 
-def test_data_that_are_refused_start_no_ray(make_setup, monkeypatch):
-    monkeypatch.setattr(session, "connected", None)
-
-    def make():
+def test_data_that_are_refused_start_no_ray(make_setup, monkeypatch, tmp_path):
+    def refuse(job, read):
         raise InputError("the data are wrong")
 
+    monkeypatch.setattr(session, "connected", None)
+    monkeypatch.setattr(experiment, "open_setup", refuse)
+    job = replace(make_setup(fedavg()).job, output=Output(str(tmp_path)))
     with pytest.raises(InputError, match="the data are wrong"):
-        with executors.opened(make_setup(fedavg()).job, make, lambda setup: None, on_ray=True):
-            pass
+        experiment.run(job, [], experiment.RunOptions())
 
 
 def visible(actor):
