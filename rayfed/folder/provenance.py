@@ -152,7 +152,7 @@ def refuse_edited(job: Job) -> None:
                 "would not be of the code that it records; restart Python (in a notebook the "
                 f"kernel), or importlib.reload({name}) and make your parts again"
             )
-    kinds = [type(part) for part in all_parts(job.method)]
+    kinds: list[type] = [type(part) for part in all_parts(job.method)]
     kinds.append(type(job.data.partition))
     for kind in kinds:
         # The class that has this name in the module now.
