@@ -1,4 +1,4 @@
-"""The recorder: the first observer of a run. It writes each round to the run's folder."""
+"""The recorder writes each round to the run's folder, before any observer hears of the round."""
 
 from __future__ import annotations
 
