@@ -1,7 +1,7 @@
-"""The places where a round's work is done: this process, or Ray.
+"""Places where a round's work is done: this process, or Ray.
 
 No other folder of this package imports Ray.
 """
 
-# In the metadata of a Ray that a run has started for itself: the run's name.
+# The key in a Ray's metadata that holds the name of the run that has started this Ray for itself.
 OWNER = "rayfed_owner"

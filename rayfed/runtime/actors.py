@@ -30,9 +30,9 @@ class ClientActor:
     """
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
-        # Ray's handler raises SystemExit, in a hook: the user's error.
+        # Ray's handler raises SystemExit. In a hook, that would look like an error of the user's.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ray sets fewer; the number of threads can change the last bits.
+        # Ray sets fewer threads, and the number of threads can change the last bits of results.
         torch.set_num_threads(threads)
         self._name = name
         self._gpu_share = gpu_share
@@ -42,16 +42,19 @@ class ClientActor:
         return self._name
 
     def where(self) -> tuple[str, str, str, str]:
-        """Where this actor is: the node, by Ray's id and by its address; the GPU there, by its
-        number; the process.
+        """Return where this actor is: its node, its GPU and its process.
+
+        These are Ray's id of the node, the node's address, the GPU's number there ('' without
+        one), and Ray's id of the process.
         """
-        context, gpus = ray.get_runtime_context(), ",".join(map(str, ray.get_gpu_ids()))
+        context = ray.get_runtime_context()
+        gpus = ",".join(map(str, ray.get_gpu_ids()))
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
     def open(
         self, setup: Sequence[ObjectRef], modules: Sequence[Source] = ()
     ) -> tuple[tuple[str, ...], str, Kind]:
-        """Open the run; gives where that was, the device, the kind of hardware.
+        """Open the run; return where that was, the device and the kind of hardware.
 
         A restarted actor must do it again.
 
@@ -69,8 +72,7 @@ class ClientActor:
         return self.where(), str(device), self._opened.kind
 
     def do(self, work: Work, values: Sequence[Any], names: Sequence[str], *objects: Any) -> Any:
-        """Do some items of one kind of work; returns a list of small results, and then all large
-        ones.
+        """Do items of one kind of work; return a list of small results, and then all large results.
 
         The shared trees are the first objects, each by itself, so that Ray fetches each once per
         node. The others belong to the items.
@@ -81,15 +83,17 @@ class ClientActor:
             return apart(work, work.run(self._worker, shared, items))
 
     def measure_memory(self, setup: Sequence[ObjectRef]) -> int:
-        """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended
-        GPU.
+        """Return the GPU memory in bytes that this process takes for the largest client.
+
+        Return 0 on a pretended GPU. Raise `InputError` for a GPU that torch does not see.
         """
-        # Refuses a GPU that torch does not see.
+        # Only for its error: it refuses a GPU that torch does not see.
         device_given()
         return peak_bytes(ray.get(setup[0]))
 
     @property
     def _worker(self) -> Runner:
+        """Return what does the work; raise `Restarted` where it must be opened again."""
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened
@@ -97,8 +101,9 @@ class ClientActor:
 
 @contextmanager
 def sendable() -> Iterator[None]:
-    """An exception that is lost on the way, as its arguments are not those of its class, is raised
-    in words.
+    """Raise an exception as words where it would be lost on the way to the driver.
+
+    That is so where its arguments are not those that its class takes: it cannot be unpickled.
     """
     try:
         yield

@@ -1,5 +1,6 @@
-"""What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of
-the work itself.
+"""Tell what an error of Ray, or of a call on an actor, means.
+
+It is wrong input, a loss, or an exception of the work itself.
 """
 
 import atexit
@@ -42,13 +43,14 @@ ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())
 END_LIMIT = 20.0
 
 # The causes that a second try can mend, and for which alone the exit code is 75. docs/failure.md
-# has the same list. Workers, nodes, objects, connections, and room that may come back.
+# has the same list. They are lost workers, nodes, objects and connections, and room that may come
+# back.
 LOST = (
     RayActorError,
     NodeDiedError,
     LocalRayletDiedError,
     WorkerCrashedError,
-    # Their node is lost.
+    # The node of an actor or a task is lost, if it was bound to that node.
     ActorUnschedulableError,
     TaskUnschedulableError,
     ObjectLostError,
@@ -60,12 +62,12 @@ LOST = (
     ConnectionError,
     TimeoutError,
 )
-# Errors of a system.
+# The numbers of the operating system's errors that may pass.
 MAY_PASS = (
     *PASSING,
-    # A port that was taken.
+    # The port was taken.
     errno.EADDRINUSE,
-    # No more processes.
+    # No more processes can be started.
     errno.EAGAIN,
     errno.ENOMEM,
     errno.ENFILE,
@@ -80,13 +82,13 @@ NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 # Exception.
 SAID = re.compile(
     r"(?i)timed out|broken pipe|connection (?:refused|reset|closed)|disconnected|unavailable"
-    r"|no space left|address already in use|already occupied|resource temporarily unavailable|out "
-    r"of memory"
+    r"|no space left|address already in use|already occupied|resource temporarily unavailable"
+    r"|out of memory"
 )
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an error has a cause that a second try can mend. An unknown cause has none."""
+    """Say whether an error has a cause that a second try can mend. An unknown cause has none."""
     if isinstance(error, LOST):
         return True
     if isinstance(error, grpc.RpcError):
@@ -102,13 +104,13 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _raised_in(error: BaseException) -> str:
-    """The name of the module whose code raised an error; '' where it was not raised."""
+    """Return the name of the module whose code raised an error; '' where it was not raised."""
     steps = list(traceback.walk_tb(error.__traceback__))
     return str(steps[-1][0].f_globals.get("__name__")) if steps else ""
 
 
 def _of_ray(error: BaseException) -> bool:
-    """Return whether Ray itself raised an error, and not the work that it ran."""
+    """Say whether Ray itself raised an error, and not the work that it ran."""
     if isinstance(error, RayError):
         return not isinstance(error, RayTaskError)
     return _raised_in(error).partition(".")[0] in ("ray", "grpc")
@@ -116,11 +118,10 @@ def _of_ray(error: BaseException) -> bool:
 
 @contextmanager
 def ray_may_fail() -> Iterator[None]:
-    """An error that Ray itself raises in the context is `WorkersLost` if it may pass; any other is
-    raised as it is.
+    """Raise `WorkersLost` for an error that Ray itself raises in the context, if it may pass.
 
-    Where this process's node, its head or the room in its store is lost, Ray raises not only its
-    own kinds of errors.
+    Any other error is raised as it is. Where this process's node, its head or the room in its
+    store is lost, Ray raises not only its own kinds of errors.
     """
     try:
         yield
@@ -141,7 +142,7 @@ def end_of_ray(end: Callable[[], object]) -> None:
     try:
         aside(end).result(END_LIMIT)
     except TimeoutError:
-        # Which would wait again.
+        # At the end of the process, this would wait once more.
         atexit.unregister(ray.shutdown)
     except Exception as error:
         if not _of_ray(error):
@@ -149,13 +150,14 @@ def end_of_ray(end: Callable[[], object]) -> None:
 
 
 def cause_of(error: RayError) -> BaseException | None:
-    """The exception that the work raised on the actor; None where Ray itself failed."""
+    """Return the exception that the work raised on the actor; None where Ray itself failed."""
     return error.cause if isinstance(error, RayTaskError) else None
 
 
 def refuse_input(error: RayError) -> None:
-    """Raises the `InputError` that an actor raised, if it did, as this process would have raised
-    it.
+    """Raise the `InputError` that an actor raised, if it did.
+
+    It is raised as this process would have raised it.
     """
     cause = cause_of(error)
     if isinstance(cause, InputError):
@@ -163,30 +165,31 @@ def refuse_input(error: RayError) -> None:
 
 
 def is_loss(error: RayError) -> bool:
-    """Whether a call was lost with its actor or its objects; if not, the work itself has raised an
-    exception.
+    """Say whether a call was lost with its actor or its objects.
+
+    If it was not lost, the work itself has raised an exception.
     """
     cause = cause_of(error)
-    # The work's exception cannot be unpickled here.
+    # The work has raised an exception that cannot be unpickled here.
     if isinstance(error, UnserializableException):
         return False
     if cause is None or isinstance(cause, Restarted):
         return True
-    # That is an exception that cannot be pickled.
+    # Ray raises a plain `RayError` in place of an exception that cannot be pickled.
     return isinstance(cause, RayError) and type(cause) is not RayError
 
 
 def lost_object(error: RayError) -> ObjectLostError | None:
-    """The loss of an object that the call needs, if the call was lost for that reason; its actor is
-    well.
+    """Return the loss of an object that the call needs, if the call was lost for that reason.
+
+    Its actor is well then.
     """
     cause = cause_of(error)
     return cause if isinstance(cause, ObjectLostError) else None
 
 
 def is_gpu_fault(error: RayError) -> bool:
-    """Whether the work ended with an error of CUDA's that no later work in its process would
-    survive.
+    """Say whether CUDA has failed so that no later work in the same process would survive.
 
     The GPU may be faulty (ECC, Xid), or the work itself, such as a label beyond the classes: CUDA's
     error is the same.
@@ -194,6 +197,6 @@ def is_gpu_fault(error: RayError) -> bool:
     cause = cause_of(error)
     if isinstance(cause, torch.OutOfMemoryError):
         return False
-    return isinstance(cause, ACCELERATOR_ERROR) or str(cause).startswith(
-        ("CUDA error", "cuDNN error")
-    )
+    if isinstance(cause, ACCELERATOR_ERROR):
+        return True
+    return str(cause).startswith(("CUDA error", "cuDNN error"))

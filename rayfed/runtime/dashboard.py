@@ -1,5 +1,6 @@
-"""Ray's dashboard comes up beside the run: `ray.init` would wait seconds for it, in which actors
-can start.
+"""Log the address of Ray's dashboard, which comes up beside the run.
+
+`ray.init` would wait seconds for it, in which actors can start.
 """
 
 import logging
@@ -31,6 +32,7 @@ def announced() -> Iterator[None]:
 
 
 def _announce(over: Event) -> None:
+    """Look for the dashboard's address until it is known or the run is over, and log it."""
     while not over.wait(EVERY):
         try:
             address = internals.dashboard_address(PATIENCE)

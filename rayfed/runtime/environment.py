@@ -1,5 +1,6 @@
-"""Variables of the environment that hold for a while, such as those for the processes of a Ray that
-starts here.
+"""Set variables of the environment for a while.
+
+They are, for example, the variables for the processes of a Ray that starts here.
 """
 
 import os
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Within the context the environment has these values; then those that it had before."""
+    """Give the environment these values within the context, and then those that it had before."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -30,7 +30,7 @@ def on_ray_or_here(setup: Setup, *, on_ray: bool) -> Iterator[Setup]:
         yield setup
         return
     try:
-        # Importing Ray takes a second.
+        # Ray is imported only here, as that takes a second.
         from rayfed.runtime.session import connected, refuse_unsendable, stored
     except ImportError as error:
         raise InputError(
@@ -50,7 +50,7 @@ def on_ray_or_here(setup: Setup, *, on_ray: bool) -> Iterator[Setup]:
 def open_executor(
     setup: Setup, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
 ) -> Iterator[Executor]:
-    """Workers for the setup's job, for the context; with `other_bits` on several kinds of hardware.
+    """Yield workers for the setup's job; with `other_bits` on several kinds of hardware.
 
     With `on_ray` Ray is connected already.
     """
@@ -63,10 +63,10 @@ def open_executor(
             return
         from rayfed.runtime.session import open_actors
 
-        # The server averages in memory that it has: new memory takes tens of milliseconds.
+        # So the server averages in memory that it has: new memory takes tens of milliseconds.
         keep_freed_memory()
-        # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from
-        # Python again.
+        # The handlers are set once more: when Ray is connected, its C++ handles SIGTERM, until a
+        # handler is set from Python again.
         with (
             stopping("stopping"),
             open_actors(setup, progress, other_bits=other_bits) as workers,

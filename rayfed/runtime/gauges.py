@@ -1,8 +1,8 @@
-"""The state of a run as gauges that Ray gives to Prometheus: few series, from the driver, tagged
-with the run.
+"""Show the state of a run as gauges that Ray gives to Prometheus.
 
-Ray puts `ray_` before the names and sends new values every ten seconds. Only gauges: Ray shows a
-counter only once it has counted, and even after its run has ended.
+They are few series, from the driver, tagged with the run. Ray puts `ray_` before the names and
+sends new values every ten seconds. Only gauges: Ray shows a counter only once it has counted, and
+even after its run has ended.
 """
 
 import logging
@@ -17,7 +17,7 @@ from rayfed.rounds.round import Round
 
 log = logging.getLogger(__name__)
 
-# Seconds
+# Seconds after which all values are sent again.
 REFRESH = 3.0
 
 SERIES = {
@@ -74,31 +74,34 @@ class Gauges:
             ("rayfed_bytes_down", "rayfed_bytes_up", "rayfed_retries"), 0.0
         )
         self._values["rayfed_rounds"] = num_rounds
-        # Of the rounds in which clients trained.
+        # The duration of each round in which clients trained.
         self._seconds: list[float] = []
-        # Of a client, or a round.
+        # When a client or a round was done last.
         self._heard = time.monotonic()
-        # Class accuracies of the last evaluated round after round 0.
+        # The class accuracies of the last evaluated round after round 0.
         self._before: np.ndarray | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        # Ray sends a value once, and forgets it twenty seconds later: a long round would have no
-        # values.
+        # Ray sends a value once, and forgets it twenty seconds later. Without this thread a long
+        # round would have no values.
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
 
     def round(self, round: Round, images: int, idle: float) -> None:
-        """A round is finished, with its images and the idle share.
+        """Show a finished round, with its images and the idle share.
 
         Without evaluation, the last figures stay.
         """
         now = round.class_accuracy if round.round else None
         lost = None if now is None or self._before is None else dropped(self._before, now)
         self._heard = time.monotonic()
-        self._seconds += [round.seconds] if round.round else []
-        left = self._values["rayfed_rounds"] - round.round
+        if round.round:
+            self._seconds.append(round.seconds)
+        rounds_left = self._values["rayfed_rounds"] - round.round
+        seconds_left = rounds_left * float(np.mean(self._seconds)) if self._seconds else None
+        late = round.notes.get("clients.late", 0.0) + round.notes.get("clients.dropped", 0.0)
         self._show(
             rayfed_round=round.round,
-            rayfed_seconds_left=left * float(np.mean(self._seconds)) if self._seconds else None,
+            rayfed_seconds_left=seconds_left,
             rayfed_images_per_second=images / round.seconds if round.seconds else None,
             rayfed_test_accuracy=round.test_accuracy,
             rayfed_test_loss=round.test_loss,
@@ -106,21 +109,20 @@ class Gauges:
             rayfed_forgetting_round=lost,
             rayfed_round_seconds=round.seconds,
             rayfed_idle_share=idle,
-            rayfed_late_clients=sum(
-                round.notes.get(f"clients.{how}", 0.0) for how in ("late", "dropped")
-            ),
+            rayfed_late_clients=late,
             rayfed_bytes_down=self._values["rayfed_bytes_down"] + round.bytes_down,
             rayfed_bytes_up=self._values["rayfed_bytes_up"] + round.bytes_up,
         )
-        self._before = self._before if now is None else now
+        if now is not None:
+            self._before = now
 
     def clients(self, done: int, total: int) -> None:
-        """`done` clients of the round have trained, of `total`."""
+        """Show that `done` clients of the round have trained, of `total`."""
         self._heard = time.monotonic()
         self._show(rayfed_clients_done=done, rayfed_clients_in_round=total)
 
     def retried(self) -> None:
-        """A lost piece of work is run again."""
+        """Count a lost piece of work that is run again."""
         self._show(rayfed_retries=self._values["rayfed_retries"] + 1)
 
     def close(self) -> None:
@@ -129,10 +131,12 @@ class Gauges:
             self._closed.set()
 
     def _refresh(self) -> None:
+        """Send all values again and again, until the series are closed."""
         while not self._closed.wait(REFRESH):
             self._show()
 
     def _show(self, **changed: float | None) -> None:
+        """Note the values that have changed, and send all. None leaves a value as it was."""
         with self._lock:
             self._values |= {name: value for name, value in changed.items() if value is not None}
             self._values["rayfed_seconds_since_client"] = time.monotonic() - self._heard

@@ -1,5 +1,6 @@
-"""How actors share a GPU: an actor's part, measured on the largest client, and the cap on its
-memory.
+"""Let actors share a GPU.
+
+An actor's part of it is measured on the largest client, and its memory is capped.
 """
 
 import logging
@@ -28,11 +29,12 @@ from rayfed.runtime.this_process import ThisProcess
 
 log = logging.getLogger(__name__)
 
-# Of a GPU's memory, for all actors on it; CUDA takes some for itself in each process.
+# The part of a GPU's memory that all actors on it may take. CUDA takes some more for itself in each
+# process.
 GPU_PART = 0.9
-# In the environment of a Ray whose GPUs do not exist, as in tests.
+# This variable is in the environment of a Ray whose GPUs do not exist, as in tests.
 PRETENDED = "RAYFED_PRETENDED_GPUS"
-# Where it is set, Ray shows a process all GPUs of its node.
+# Where this variable is set, Ray shows a process all GPUs of its node.
 NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 # Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn`
 # keeps an H100 busy for a fifth of the time, with a larger model for longer. With NVIDIA's
@@ -43,25 +45,25 @@ MEASURE_LIMIT = 3600.0
 
 
 def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayOptions:
-    """`ray.num_gpus = "auto"` is 0 where no node has a GPU."""
+    """Return the options with `ray.num_gpus = "auto"` as 0 where no node has a GPU."""
     if options.num_gpus == "auto" and not any(node.get("GPU", 0) >= 1 for node in nodes):
         return replace(options, num_gpus=0.0)
     return options
 
 
 def device_given() -> torch.device:
-    """The device that Ray has given this process, which sees only its own GPUs.
+    """Return the device that Ray has given this process, which sees only its own GPUs.
 
     To be called before CUDA is used.
 
-    Raises `InputError` where torch does not see a GPU that Ray has given, unless that is a
+    Raise `InputError` where torch does not see a GPU that Ray has given, unless that is a
     pretended GPU.
     """
-    own = ray.get_gpu_ids()
-    if not own:
+    gpu_ids = ray.get_gpu_ids()
+    if not gpu_ids:
         return torch.device("cpu")
     if os.environ.get(NOT_SET):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, own))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
     if torch.cuda.is_available():
         return torch.device("cuda:0")
     if os.environ.get(PRETENDED):
@@ -77,7 +79,7 @@ def device_given() -> torch.device:
 
 
 def memory_cap(gpu_share: float) -> float:
-    """The part of a GPU's memory that an actor may take.
+    """Return the part of a GPU's memory that an actor may take.
 
     Ray only counts fractions: it does not hold actors to them.
     """
@@ -87,34 +89,30 @@ def memory_cap(gpu_share: float) -> float:
 def measure_share(
     probe: Any, setup: ObjectRef, nodes: Mapping[str, Resources], patience: float
 ) -> float:
-    """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the
-    largest client.
+    """Return how many GPUs `ray.num_gpus = "auto"` means for an actor: 1, or a part of one.
 
-    Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds,
-    `InputError` where a client does not fit on the smallest GPU or is not done after an hour,
-    `ClientFailed` where it fails.
+    `probe`, an actor on a whole GPU, trains the largest client, and is killed then. Raise
+    `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
+    does not fit on the smallest GPU or is not done after an hour, `ClientFailed` where it fails.
     """
     strategies = [
         NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")
     ]
     try:
         try:
-            what = "a whole GPU, to measure the largest client"
-            got([probe.where.remote()], patience, what, starting=True)
+            awaited = "a whole GPU, to measure the largest client"
+            got([probe.where.remote()], patience, awaited, starting=True)
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was "
                 "free, to measure the largest client; try again when other jobs are done, or give "
                 "the part of a GPU that a client needs, such as ray.num_gpus = 0.25"
             ) from None
-        asked = [probe.measure_memory.remote([setup])]
-        asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-        needed, *cards = got(
-            asked,
-            MEASURE_LIMIT,
-            "the largest client, which is measured on a whole GPU",
-            starting=True,
-        )
+        questions = [probe.measure_memory.remote([setup])]
+        for strategy in strategies:
+            questions.append(_cards.options(scheduling_strategy=strategy).remote())
+        awaited = "the largest client, which is measured on a whole GPU"
+        needed, *cards = got(questions, MEASURE_LIMIT, awaited, starting=True)
     except GetTimeoutError:
         raise InputError(
             "ray.num_gpus = 'auto': the largest client was not done on a GPU after "
@@ -129,22 +127,23 @@ def measure_share(
         ) from None
     finally:
         ray.kill(probe)
-    return share_as_measured(
-        needed, [size for sizes, _ in cards for size in sizes], min(most for _, most in cards)
-    )
+    gpus: list[int] = []
+    for sizes, _ in cards:
+        gpus.extend(sizes)
+    return share_as_measured(needed, gpus, min(most for _, most in cards))
 
 
 def most_on_a_gpu() -> int:
-    """How many actors `auto` puts on a GPU of this machine at most."""
+    """Return how many actors `auto` puts on a GPU of this machine at most."""
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     return WITH_MPS if Path(pipes, "control").exists() else TAKING_TURNS
 
 
 def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
-    """The part of a GPU, 1/k, such that k clients, `most` at most, of `needed` bytes fit into 90 %
-    of the smallest GPU.
+    """Return the part of a GPU, 1/k, such that k clients fit into 90 % of the smallest GPU.
 
-    Raises `InputError` where not even a single client fits.
+    A client takes `needed` bytes, and k is at most `most`. Raise `InputError` where not even a
+    single client fits.
 
     >>> share_as_measured(3 * 2**30, gpus=[16 * 2**30, 80 * 2**30], most=8)
     0.25
@@ -174,7 +173,7 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
 
 
 def peak_bytes(setup: Setup) -> int:
-    """The most GPU memory, in bytes, that a client takes; 0 without a GPU.
+    """Return the most GPU memory, in bytes, that a client takes; 0 without a GPU.
 
     No other process may be on the GPU.
     """
@@ -182,28 +181,31 @@ def peak_bytes(setup: Setup) -> int:
         return 0
     rehearse(setup)
     free, total = torch.cuda.mem_get_info()
-    # CUDA's own: some hundred MB per process.
-    beside = total - free - torch.cuda.memory_reserved()
-    return torch.cuda.max_memory_reserved() + max(0, beside)
+    # CUDA itself takes some hundred MB per process.
+    cudas_own = total - free - torch.cuda.memory_reserved()
+    return torch.cuda.max_memory_reserved() + max(0, cudas_own)
 
 
 def rehearse(setup: Setup) -> Round:
-    """Play the first round, and twice the last round (a method may switch, a client has a memory),
-    by one client.
+    """Play the first round, and twice the last round, by one client; return the last one played.
+
+    Both are played as a method may switch in between, and the last one twice as the client then
+    has a memory.
     """
     federation, workers = setup.federation, ThisProcess(setup, gpu=True)
     largest = max(range(federation.num_clients), key=federation.num_examples)
-    last = start(setup, workers)
+    played = start(setup, workers)
     for number in (1, setup.job.train.num_rounds, setup.job.train.num_rounds):
-        last = play(setup, replace(last, round=number - 1), workers, clients=[largest])
-    return last
+        before = replace(played, round=number - 1)
+        played = play(setup, before, workers, clients=[largest])
+    return played
 
 
-# Its process ends, and leaves nothing on the GPUs.
+# Its process ends after one call, so that it leaves nothing on the GPUs.
 @ray.remote(num_cpus=0, max_calls=1)
 def _cards() -> tuple[list[int], int]:
-    """The memory of each GPU of a node, and how many actors a GPU has there at most."""
-    sizes = [
-        torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())
-    ]
+    """Return the memory of each GPU of a node, and how many actors a GPU has there at most."""
+    sizes = []
+    for number in range(torch.cuda.device_count()):
+        sizes.append(torch.cuda.get_device_properties(number).total_memory)
     return sizes, most_on_a_gpu()

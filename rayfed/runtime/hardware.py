@@ -1,5 +1,6 @@
-"""The hardware of a process, and how torch is set on it: what the bits of a result depend on beside
-the code.
+"""Describe the hardware of a process, and set torch on it.
+
+The bits of a result depend on both, beside the code.
 """
 
 import ctypes
@@ -17,17 +18,19 @@ from rayfed.base.errors import InputError
 from rayfed.base.isolation import set_tf32
 from rayfed.rounds.round import Kind
 
-# Huge pages, from torch's first allocation on: a step is 5 % faster.
+# This gives torch huge pages from its first allocation on: a step is 5 % faster.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# Variables of the environment that decide bits, and those of such names that decide none: rayfed
-# sets the threads.
+# The names of variables of the environment that decide bits.
 DECIDE = re.compile(
-    r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_|OMP_(DYNAMIC|THREAD_LIMIT)$"
+    r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_"
+    r"|OMP_(DYNAMIC|THREAD_LIMIT)$"
     r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
 )
+# The names among them that decide none. The number of threads does, but rayfed sets it.
 HARMLESS = re.compile(
-    r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG"
+    r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|WORKSPACE_CONFIG"
+    r"|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)"
 )
 # Instructions for matrices and short numbers: Linux's names in /proc/cpuinfo, and torch's names.
 SHORT = {
@@ -46,9 +49,9 @@ SHORT = {
     "sve2": "sve2",
     "svebf16": "sve_bf16",
 }
-# As glibc's malloc.h numbers them.
+# The numbers of these settings in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# What to do about errors of CUDA's, by a pattern in their text.
+# What to do about an error of CUDA's, by a pattern in its text.
 ADVICE = {
     "does not have a deterministic implementation": (
         "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in "
@@ -62,13 +65,14 @@ ADVICE = {
 }
 
 
-# Of GPU memory, in this process.
+# Whether this process ran short of GPU memory before.
 _ran_short = False
 
 
 def kind_of(device: torch.device) -> Kind:
-    """The hardware, and torch's settings: what the bits of a result depend on beside the code and
-    its versions.
+    """Return the hardware, and torch's settings.
+
+    The bits of a result depend on them beside the code and its versions.
     """
     settings = {
         "float32": torch.get_float32_matmul_precision(),
@@ -83,8 +87,9 @@ def kind_of(device: torch.device) -> Kind:
 
 
 def _variables() -> str:
-    """Those of the environment that change how torch and its libraries compute: `NAME=value
-    NAME=value`.
+    """Return the variables of the environment that change how torch and its libraries compute.
+
+    They are written as `NAME=value NAME=value`.
     """
     names = [
         name
@@ -95,16 +100,17 @@ def _variables() -> str:
 
 
 def _processor() -> Kind:
-    """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their
-    code by both.
+    """Return the processor's maker, and its instructions for matrices and short numbers.
+
+    oneDNN and MKL choose their code by both.
     """
-    of_linux = ""
-    # There is no /proc.
+    cpuinfo = ""
+    # The file is missing where there is no /proc.
     with suppress(OSError):
-        of_linux = Path("/proc/cpuinfo").read_text()
-    capabilities = _capabilities(of_linux)
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    capabilities = _capabilities(cpuinfo)
     maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
-    line = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", of_linux)
+    line = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", cpuinfo)
     if line:
         maker = line[1]
     present = [name for name, has_it in capabilities.items() if has_it is True]
@@ -112,27 +118,26 @@ def _processor() -> Kind:
     return {"maker": maker or "unknown", "extensions": " ".join(sorted(short)) or "none"}
 
 
-def _capabilities(of_linux: str) -> Mapping[str, Any]:
-    """The processor's instructions, by torch's names; `of_linux` is the text of /proc/cpuinfo.
+def _capabilities(cpuinfo: str) -> Mapping[str, Any]:
+    """Return the processor's instructions, by torch's names.
 
-    torch 2.7 to 2.10 cannot tell, so the text is read instead. That way, with `SHORT`, can go once
-    pyproject.toml asks for torch 2.11.
+    `cpuinfo` is the text of /proc/cpuinfo. torch 2.7 to 2.10 cannot tell the instructions, so the
+    text is read instead. That way, with `SHORT`, can go once pyproject.toml asks for torch 2.11.
     """
     ask = getattr(torch.cpu, "get_capabilities", None)
     if ask is not None:
-        found: Mapping[str, Any] = ask()
-        return found
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", of_linux, re.MULTILINE)
+        capabilities: Mapping[str, Any] = ask()
+        return capabilities
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     present = flags[1].split() if flags else []
     return {name: True for key, name in SHORT.items() if key in present}
 
 
 def make_cuda_repeatable() -> None:
-    """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is
-    asked for.
+    """Set CUDA, in this process, to give the same bits every time.
 
-    What has no such form is an error, with `ADVICE`. Raises `InputError` in a process that ran
-    short of GPU memory.
+    It also computes in float32 where float32 is asked for. What has no such form is an error, with
+    `ADVICE`. Raise `InputError` in a process that ran short of GPU memory.
     """
     if _ran_short:
         raise InputError(
@@ -140,21 +145,19 @@ def make_cuda_repeatable() -> None:
             "that it then took, whose results have other bits; start a new process: the same "
             "command continues"
         )
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
-        # Read when cuBLAS is first used; another size, other bits.
-        ":4096:8"
-    )
+    # cuBLAS reads this when it is first used. Another size would give other bits.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
-    # Filling memory that is overwritten anyway was a third of a small model's operations.
+    # It would fill memory that is overwritten anyway: a third of a small model's operations.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # It would choose by time, so differently each time.
+    # The benchmark would choose by time, and so differently each time.
     torch.backends.cudnn.benchmark = False
-    # Torch's default in convolutions is on.
+    # In convolutions torch has TF32 on by default.
     set_tf32(False)
 
 
 def refuse_tf32(device: torch.device) -> None:
-    """Raises `InputError` where a device has no TF32."""
+    """Raise `InputError` where a device has no TF32."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if (
         device.type != "cuda"
@@ -168,27 +171,31 @@ def refuse_tf32(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what torch frees: to have it from the kernel again slows evaluation by
-    15 %.
+    """Let this process keep what torch frees.
+
+    To have it from the kernel again slows evaluation by 15 %.
     """
     if platform.libc_ver()[0] == "glibc":
-        of_c = ctypes.CDLL(None)
-        # Bytes, at the end of the heap.
-        of_c.mallopt(M_TRIM_THRESHOLD, 2**27)
-        # The most that glibc takes.
-        of_c.mallopt(M_MMAP_THRESHOLD, 2**25)
+        glibc = ctypes.CDLL(None)
+        # The bytes at the end of the heap that are kept.
+        glibc.mallopt(M_TRIM_THRESHOLD, 2**27)
+        # Smaller pieces, in bytes, come from the heap. It is the most that glibc accepts.
+        glibc.mallopt(M_MMAP_THRESHOLD, 2**25)
 
 
 def _refused_requests() -> int:
-    """How many requests for GPU memory have failed in this process, with those that torch has dealt
-    with itself.
+    """Return how many requests for GPU memory have failed in this process.
+
+    Those that torch has dealt with itself count too.
     """
-    return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
+    if not torch.cuda.is_initialized():
+        return 0
+    return torch.cuda.memory_stats().get("num_ooms", 0)
 
 
 @contextmanager
 def advising() -> Iterator[None]:
-    """An error of CUDA's in the context comes with a note: what to do next.
+    """Add a note to an error of CUDA's in the context: what to do next.
 
     Too little memory is an error here even where cuDNN has made do with less: its other ways round
     otherwise, so that the bits would depend on who else is on the GPU. It also keeps to them, for

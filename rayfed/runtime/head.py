@@ -1,4 +1,4 @@
-"""The nodes of a cluster, asked of its head.
+"""Ask the head of a cluster about its nodes.
 
 The head may be lost, or be starting again, so no wait for it is long.
 
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -32,8 +31,9 @@ WATCH = 5.0
 
 
 def nodes(labels: Mapping[str, str]) -> dict[str, Resources]:
-    """The resources of each node that is alive and has such labels, by the id that Ray gave the
-    node.
+    """Return the resources of each node that is alive and has such labels.
+
+    They are found by the id that Ray gave the node.
     """
     alive = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: node["Resources"] for node in alive if selected(node["Labels"], labels)}
@@ -41,19 +41,20 @@ def nodes(labels: Mapping[str, str]) -> dict[str, Resources]:
 
 @contextmanager
 def ending_with_its_node() -> Iterator[None]:
-    """Within the context, this process ends once the head has given its node up, as it does where
-    Ray notices that.
+    """End this process, within the context, once the head has given its node up.
 
-    It does not where the node's raylet is stopped, or hangs: a call to Ray would wait for that
-    raylet for ever.
+    Ray ends it where Ray notices that. It does not where the node's raylet is stopped, or hangs: a
+    call to Ray would wait for that raylet for ever.
     """
-    own, over = ray.get_runtime_context().get_node_id(), threading.Event()
+    own_node = ray.get_runtime_context().get_node_id()
+    over = threading.Event()
 
     def watch() -> None:
+        """Look again and again whether the head still knows this node."""
         while not over.wait(WATCH):
             # The head may be lost, which ends the run in another way.
             with suppress(Exception):
-                if own not in nodes({}):
+                if own_node not in nodes({}):
                     os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -64,14 +65,15 @@ def ending_with_its_node() -> Iterator[None]:
 
 
 def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
-    """Where the answer of the head will be, or the exception that Ray raised instead."""
+    """Return where the answer of the head will be, or the exception that Ray raised instead."""
     answers: SimpleQueue[T | Exception] = SimpleQueue()
 
     def ask() -> None:
+        """Ask, and put the answer where it is awaited."""
         try:
             answers.put(question())
         except Exception as error:
-            # Without an answer, the head would never be asked again.
+            # It counts as an answer. Without one, the head would never be asked again.
             answers.put(error)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -79,28 +81,27 @@ def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
 
 
 class Head:
-    """The head, asked by a thread that may wait for it.
+    """Asks the head, with a thread that may wait for it.
 
-    Ray reaches actors without the head, so the work continues.
-
-    It tells of the nodes that have the `labels` of a run.
+    Ray reaches actors without the head, so the work continues. It tells of the nodes that have the
+    `labels` of a run.
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
         self._answers: SimpleQueue[dict[str, Resources] | Exception]
-        # When, if there is no answer yet.
+        # When the head was asked, if there is no answer yet.
         self._asked: float | None = None
-        # The last answer.
+        # The last answer that named nodes.
         self._known: dict[str, Resources] | None = None
         self.silent = False
         # Ids of nodes that are, or were, about to end.
         self.draining: set[str] = set()
 
     def known(self) -> dict[str, Resources]:
-        """The nodes as the head last knew them.
+        """Return the nodes as the head last knew them.
 
-        Raises `WorkersLost` where it has never answered.
+        Raise `WorkersLost` where it has never answered.
         """
         self.nodes()
         if self._known is None:
@@ -108,10 +109,10 @@ class Head:
         return self._known
 
     def nodes(self, seconds: float = HEAD_LIMIT) -> dict[str, Resources] | None:
-        """As the function `nodes`; None if the head fails, or has not answered `seconds` from now.
+        """Return what the function `nodes` does; None if the head fails, or is late.
 
-        With `seconds` 0 it gives the answer to the call before. The head is silent after
-        `HEAD_LIMIT` seconds.
+        It is late if it has not answered `seconds` from now. With `seconds` 0 the answer is of the
+        call before. The head is silent after `HEAD_LIMIT` seconds.
         """
         now = time.monotonic()
         if self._asked is None:
@@ -128,35 +129,38 @@ class Head:
             return answer
         if answer is None and time.monotonic() < silent_at:
             return None
-        self._falls_silent(
-            f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s"
-        )
+        if answer:
+            self._falls_silent(f"failed ({answer!r})")
+        else:
+            self._falls_silent(f"has not answered for {HEAD_LIMIT:.0f} s")
         return None
 
     def _look(self) -> dict[str, Resources]:
+        """Return the nodes that are alive, and note which are about to end."""
         self.draining |= internals.draining()
         return nodes(self._labels)
 
     def memory_was_full(self, process: str) -> bool:
-        """Whether Ray killed a process because its node ran out of memory; False if the head is
-        silent.
+        """Say whether Ray killed a process because its node ran out of memory.
 
-        The call that is lost does not say it: to Ray, an actor that will be restarted is only
-        unavailable.
+        Return False if the head is silent. The call that is lost does not say it: to Ray, an actor
+        that will be restarted is only unavailable.
         """
-        # Each actor of a lost node would wait for it.
+        # Each actor of a lost node would wait for a silent head.
         if self.silent:
             return False
+        answers = _ask(lambda: internals.memory_was_full(process))
         with suppress(Empty):
-            return _ask(partial(internals.memory_was_full, process)).get(timeout=HEAD_LIMIT) is True
+            return answers.get(timeout=HEAD_LIMIT) is True
         self._falls_silent(f"has not answered for {HEAD_LIMIT:.0f} s")
         return False
 
-    def _falls_silent(self, how: str) -> None:
+    def _falls_silent(self, reason: str) -> None:
+        """Note that the head does not answer, and log the first time why."""
         if not self.silent:
             log.warning(
                 "the head of the cluster %s; the run continues, with a checkpoint after each "
                 "round; Ray would end it after a minute",
-                how,
+                reason,
             )
         self.silent = True

@@ -1,4 +1,4 @@
-"""A line in the log that says what a run waits for, while there is no progress."""
+"""Log a line that says what a run waits for, while there is no progress."""
 
 import logging
 import time
@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 # Seconds without progress until the first line. Until each next line, they are twice as many.
 HEARTBEAT = 10.0
-# The same while processes start. Each imports torch, which alone often takes ten seconds.
+# Seconds until the first line while processes start. Each imports torch, which alone often takes
+# ten seconds.
 STARTING = 30.0
 
 
@@ -24,12 +25,12 @@ class Heartbeat:
         self.progress()
 
     def progress(self) -> None:
-        """There is progress, or a line about it has just been logged."""
+        """Note that there is progress, or that a line about it has just been logged."""
         self._since, self._pause = time.monotonic(), self._first_pause
 
     @property
     def left(self) -> float:
-        """Seconds until the next line is due."""
+        """Return the seconds until the next line is due."""
         return max(0.0, self._since + self._pause - time.monotonic())
 
     def beat(self, awaited: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""What a user may type to see whether a cluster has room."""
+"""Name what a user may type to see whether a cluster has room."""
 
 import ray
 
@@ -6,11 +6,10 @@ from rayfed.job import RayOptions
 
 
 def ray_status(options: RayOptions) -> str:
-    """The command that shows a joined cluster's nodes and what holds them; '' for a Ray that the
-    run started itself.
+    """Return the command that shows a joined cluster's nodes and what holds them.
 
-    With its address: without one, Ray takes any that it finds on this machine. A Ray of the run's
-    own has no other users, so there is nothing to look for.
+    Return '' for a Ray that the run started itself: it has no other users, so there is nothing to
+    look for. The command has the address: without one, Ray takes any that it finds on this machine.
     """
     if not options.cluster:
         return ""

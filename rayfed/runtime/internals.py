@@ -46,7 +46,10 @@ NAMES = {
     "print_lines": "ray._private.worker:print_to_stdstream",
     "read_variables": "ray._raylet:Config.initialize",
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
-    "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
+    "show_token": (
+        "ray._private.authentication.authentication_token_setup"
+        ":maybe_enable_token_auth_if_token_available"
+    ),
     "state": "ray._private.state:state",
     "uv_hook": "ray._private.ray_constants:RAY_ENABLE_UV_RUN_RUNTIME_ENV",
     "value_request": "ray.core.generated.gcs_service_pb2:InternalKVGetRequest",
@@ -75,7 +78,7 @@ NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 def private(*names: str) -> list[Any] | None:
-    """What Ray has under these keys of `NAMES`; None if it lacks any of them."""
+    """Return what Ray has under these keys of `NAMES`; None if it lacks any of them."""
     values = []
     for name in names:
         module, _, path = NAMES[name].partition(":")
@@ -91,7 +94,7 @@ def private(*names: str) -> list[Any] | None:
 
 @contextmanager
 def replaced(name: str, value: Any) -> Iterator[None]:
-    """Within the context a key of `NAMES` names another value.
+    """Let a key of `NAMES` name another value within the context.
 
     Where Ray lacks the name, nothing is changed.
     """
@@ -109,20 +112,19 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 
 
 def keeping_handlers() -> AbstractContextManager[None]:
-    """Within the context, `ray.init` leaves this process's handler of SIGTERM alone.
+    """Have `ray.init` leave this process's handler of SIGTERM alone, within the context.
 
-    Ray's would end the process at once, with Ray half started. Else it has Ray's handler from here
-    on.
+    Ray's would end the process at once, with Ray half started. Where Ray lacks the name, the
+    process has Ray's handler from here on.
     """
     return replaced("set_sigterm", lambda handler: None)
 
 
 def in_our_words() -> AbstractContextManager[None]:
-    """Within the context, Ray does not print its guesses why a worker has died: the run says what
-    is known.
+    """Keep Ray, within the context, from printing its guesses why a worker has died.
 
-    All of its other lines are printed, without colours where nobody watches, as a file would keep
-    their codes.
+    The run says what is known. All of Ray's other lines are printed, without colours where nobody
+    watches, as a file would keep their codes.
     """
     if not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -132,6 +134,7 @@ def in_our_words() -> AbstractContextManager[None]:
     (print_lines,) = found
 
     def print_others(data: dict[str, Any], *more: Any, **named: Any) -> None:
+        """Print all lines of Ray's but its guesses."""
         lines = [line for line in data.get("lines", []) if not line.lstrip().startswith(GUESS)]
         if lines:
             print_lines({**data, "lines": lines}, *more, **named)
@@ -140,20 +143,20 @@ def in_our_words() -> AbstractContextManager[None]:
 
 
 def on_loopback() -> AbstractContextManager[None]:
-    """Within the context, a Ray starts on the loopback interface only, as Ray does on Windows and
-    macOS.
+    """Have a Ray start on the loopback interface only, within the context.
 
-    Else other machines reach it too, and its token alone protects it.
+    Ray does so itself on Windows and macOS. Where Ray lacks the name, other machines reach it too,
+    and its token alone protects it.
     """
     return replaced("multi_node", False)
 
 
 def without_uv() -> AbstractContextManager[None]:
-    """Within the context, `ray.init` takes no notice of `uv run`, unless
-    `RAY_ENABLE_UV_RUN_RUNTIME_ENV` says so.
+    """Have `ray.init` take no notice of `uv run`, within the context.
 
-    Else it packs the working folder, with data and keys in it, for its workers, and refuses more
-    than 512 MiB.
+    It takes notice if `RAY_ENABLE_UV_RUN_RUNTIME_ENV` says so, or if Ray lacks the name. Then it
+    packs the working folder, with data and keys in it, for its workers, and refuses more than
+    512 MiB.
     """
     if os.environ.get(UV_HOOK, "0").lower() in ("1", "true"):
         return nullcontext()
@@ -173,11 +176,10 @@ def same_modules(folders: list[str], **metadata: str) -> JobConfig:
 
 
 def running_here() -> list[str]:
-    """The addresses of this user's Rays that `ray start` has put on this machine; none that ends
-    with its program.
+    """Return the addresses of this user's Rays that `ray start` has put on this machine.
 
-    A raylet's command names Ray's folder, where `ray start` writes the address. Without that, none
-    is known.
+    A Ray that ends with its program is not among them. A raylet's command names Ray's folder, where
+    `ray start` writes the address. Without that, none is known.
     """
     addresses = set()
     for process in Path("/proc").glob("[1-9]*"):
@@ -209,7 +211,7 @@ def memory_was_full(process: str) -> bool:
 
 
 def draining() -> set[str]:
-    """The ids of the nodes that are about to end.
+    """Return the ids of the nodes that are about to end.
 
     Else none, as no public API tells: they are lost without a notice.
     """
@@ -218,19 +220,19 @@ def draining() -> set[str]:
 
 
 def adds_nodes() -> bool:
-    """Whether the cluster has an autoscaler, of version 2, for which waiting actors are a demand;
-    else False.
+    """Say whether the cluster has an autoscaler for which waiting actors are a demand; else False.
+
+    That is an autoscaler of version 2.
     """
     found = private("adds_nodes")
     return found is not None and bool(found[0](fetch_from_server=True))
 
 
 def show_token() -> None:
-    """Show our token to the clusters that are joined from now on; else only `RAY_AUTH_MODE` does
-    that.
+    """Show our token to the clusters that are joined from now on.
 
-    Raises `ray.exceptions.AuthenticationError` where there is no token and `RAY_AUTH_MODE` asks for
-    one.
+    Else only `RAY_AUTH_MODE` does that. Raise `ray.exceptions.AuthenticationError` where there is
+    no token and `RAY_AUTH_MODE` asks for one.
     """
     show = private("show_token")
     need = private("need_token")
@@ -275,7 +277,7 @@ def knock(address: str, limit: float) -> grpc.RpcError | None:
     """Return the error that a cluster's head answers to a call within `limit` seconds.
 
     Return None if there is no error, no such address, no Ray on this machine, or no way to ask.
-    Raises `OSError` or `RuntimeError` for the files that the RAY_TLS_... variables name.
+    Raise `OSError` or `RuntimeError` for the files that the RAY_TLS_... variables name.
     """
     found = private("open_channel", "node_service", "check_alive")
     place = _place_of(address)
@@ -314,7 +316,7 @@ def versions_at(address: str, limit: float) -> tuple[str, str] | None:
 
 
 def _place_of(address: str) -> str | None:
-    """The host and the port of a cluster's head; None where there is no such address."""
+    """Return the host and the port of a cluster's head; None where there is no such address."""
     found = private("cluster_address")
     if found is None:
         return None
@@ -327,8 +329,9 @@ def _place_of(address: str) -> str | None:
 
 @contextmanager
 def without_waiting_for_the_dashboard() -> Iterator[None]:
-    """Within the context, `ray.init` goes on before the dashboard's address is known, which saves
-    two seconds.
+    """Have `ray.init` go on before the dashboard's address is known, within the context.
+
+    That saves two seconds.
     """
     found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
     if found is None:
@@ -337,6 +340,7 @@ def without_waiting_for_the_dashboard() -> Iterator[None]:
     get, key, *_ = found
 
     def at_once(name: str | bytes, **options: Any) -> bytes | None:
+        """Return an empty address at once where the dashboard's is asked for."""
         return b"" if name == key else get(name, **options)
 
     with replaced("head_value", at_once):
@@ -344,10 +348,10 @@ def without_waiting_for_the_dashboard() -> Iterator[None]:
 
 
 def dashboard_address(limit: float) -> str:
-    """Where the dashboard is; '' if it is not known yet. Puts it where Ray's own tools look for it.
+    """Return where the dashboard is; '' if it is not known yet.
 
-    Raises an exception where the head does not answer within `limit` seconds. '' for ever where Ray
-    lacks a name.
+    Put the address where Ray's own tools look for it. Raise an exception where the head does not
+    answer within `limit` seconds. '' for ever where Ray lacks a name.
     """
     found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
     if found is None:
@@ -362,7 +366,7 @@ def dashboard_address(limit: float) -> str:
 
 
 def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
-    """Ray's client of a job server, with these headers, and `limit` seconds for each request.
+    """Return Ray's client of a job server, with these headers and `limit` seconds per request.
 
     The headers replace a token that Ray may find, and a password of `~/.netrc`. A request takes a
     proxy as `proxies_for` says. Else a request has no limit, takes the environment's proxy, and Ray

@@ -1,4 +1,4 @@
-"""The number of actors that fit on the nodes of a cluster; and actors and nodes in words."""
+"""Count the actors that fit on the nodes of a cluster; and put actors and nodes into words."""
 
 import logging
 import math
@@ -15,11 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
-    """The number of actors that fit on the nodes, node by node: an actor needs all its resources on
-    one node.
+    """Return the number of actors that fit on the nodes, node by node.
+
+    An actor needs all its resources on one node.
     """
 
-    def on(node: Resources) -> int:
+    def fit_on(node: Resources) -> int:
+        """Return the number of actors that fit on one node."""
         by_cpu = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
         if options.gpu_share == 0:
             return by_cpu
@@ -28,14 +30,16 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
             return min(by_cpu, gpus * round(1 / options.gpu_share))
         return min(by_cpu, gpus // round(options.gpu_share))
 
-    return sum(on(node) for node in nodes)
+    return sum(fit_on(node) for node in nodes)
 
 
 def selected(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether Ray would choose a node with these labels, as its documentation has it.
+    """Say whether Ray would choose a node with these labels, as its documentation has it.
 
-    >>> [selected({"card": "H100"}, {"card": wanted}) for wanted in ("H100", "in(L4,H100)", "!L4", "!in(L4,H100)")]
-    [True, True, True, False]
+    >>> [selected({"card": "H100"}, {"card": wanted}) for wanted in ("H100", "in(L4,H100)")]
+    [True, True]
+    >>> [selected({"card": "H100"}, {"card": wanted}) for wanted in ("!L4", "!in(L4,H100)")]
+    [True, False]
     >>> selected({}, {"card": "H100"}), selected({}, {"card": "!H100"})
     (False, True)
     """
@@ -47,31 +51,34 @@ def selected(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 
 def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOptions:
-    """The options with the part of a GPU, no smaller than asked for, that has `most` actors, or
-    nearly, use all GPUs.
+    """Return the options with the part of a GPU with which `most` actors use all GPUs, or nearly.
 
-    Ray puts each actor on the fullest GPU that has room for it. So actors have GPUs of their own;
-    or k share a GPU, and fewer than k parts are free in all, so that no GPU is idle, in whichever
-    order nodes and actors come. A number of actors that the user has set is kept, and
-    `warn_of_idle_gpus` says where that leaves GPUs idle.
+    The part is no smaller than asked for. Ray puts each actor on the fullest GPU that has room for
+    it. So actors have GPUs of their own; or k share a GPU, and fewer than k parts are free in all,
+    so that no GPU is idle, in whichever order nodes and actors come. A number of actors that the
+    user has set is kept, and `warn_of_idle_gpus` says where that leaves GPUs idle.
     """
     if not 0 < options.gpu_share < 1:
         return options
-    by_count = {
-        k: replace(options, num_gpus=1 / k) for k in range(1, round(1 / options.gpu_share) + 1)
-    }
-    actors = {k: min(most, capacity(part, nodes)) for k, part in by_count.items()}
+    # By k, the number of actors on a GPU: the options, and how many actors there are then.
+    by_count = {}
+    for k in range(1, round(1 / options.gpu_share) + 1):
+        by_count[k] = replace(options, num_gpus=1 / k)
+    actors = {k: min(most, capacity(shared, nodes)) for k, shared in by_count.items()}
     gpus = capacity(by_count[1], nodes)
-    counts = [
-        k for k in by_count if k == 1 or options.actors != "auto" or actors[k] > k * (gpus - 1)
-    ]
-    return by_count[max(counts, key=lambda k: (actors[k], -k))]
+    possible = []
+    for k in by_count:
+        uses_all_gpus = k == 1 or actors[k] > k * (gpus - 1)
+        if uses_all_gpus or options.actors != "auto":
+            possible.append(k)
+    best = max(possible, key=lambda k: (actors[k], -k))
+    return by_count[best]
 
 
 def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """The number of actors to start.
+    """Return the number of actors to start.
 
-    Raises `InputError`, with the largest number that fits, for a larger request.
+    Raise `InputError`, with the largest number that fits, for a larger request.
 
     Until an actor's part of a GPU is measured, a number is refused only where not a single actor
     fits.
@@ -94,37 +101,33 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
 
 
 def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
-    """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs
-    that they do not use.
+    """Log a warning where GPUs stay idle, or where actors are given GPUs that they do not use.
 
     A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere
     may be replayed, it is a warning.
     """
-    gpus, asked, actors = (
-        sum(node.get("GPU", 0) for node in nodes),
-        options.num_gpus,
-        options.actors,
-    )
-    if gpus and asked == 0:
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    num_gpus, actors = options.num_gpus, options.actors
+    if gpus and num_gpus == 0:
         log.warning(
             "ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use "
             "them",
             gpus,
         )
-    elif not gpus and asked not in (0, "auto"):
+    elif not gpus and num_gpus not in (0, "auto"):
         log.warning(
-            "ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU", asked
+            "ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU",
+            num_gpus,
         )
-    elif asked != "auto" and asked > 1:
+    elif num_gpus != "auto" and num_gpus > 1:
         log.warning(
             "ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of "
             "them",
-            asked,
+            num_gpus,
         )
     elif 0 < options.gpu_share < 1 and actors != "auto":
-        idle = capacity(replace(options, num_gpus=1.0), nodes) - math.ceil(
-            actors * options.gpu_share - 1e-6
-        )
+        usable = capacity(replace(options, num_gpus=1.0), nodes)
+        idle = usable - math.ceil(actors * options.gpu_share - 1e-6)
         if idle > 0 and actors > 1:
             log.warning(
                 "ray.actors = %d, each with %s: Ray fills one GPU after the other, and %d GPU stay "
@@ -136,48 +139,46 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
 
 
 def actor_text(options: RayOptions) -> str:
-    """An actor's resources, and the labels of its node, in words."""
+    """Return an actor's resources, and the labels of its node, in words."""
     resources = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
     labels = ", ".join(f"{name} = '{value}'" for name, value in options.labels.items())
     return f"{resources}, on a node with the labels {labels}" if labels else resources
 
 
 def nodes_text(nodes: Sequence[Resources]) -> str:
-    """A cluster's resources, in words."""
-    cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+    """Return a cluster's resources, in words."""
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    gpus = sum(node.get("GPU", 0) for node in nodes)
     resources = f"there are {cpus:g} CPU and {gpus:g} GPU"
     return f"{resources} on {len(nodes)} nodes" if len(nodes) > 1 else resources
 
 
 def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
-    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in
-    float64.
+    """Log a warning where a node's object store holds fewer than four sums of a model's updates.
 
-    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its
-    own wait there too.
+    The sums are in float64. An actor that adds sums holds that in it: the sum that it adds, the
+    next, and the result; its own wait there too. `num_bytes` is the size of the model.
     """
-    least, needed = (
-        min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf),
-        8 * num_bytes,
-    )
-    if least < needed:
+    stores = [node.get("object_store_memory", math.inf) for node in nodes]
+    smallest = min(stores, default=math.inf)
+    needed = 8 * num_bytes
+    if smallest < needed:
         log.warning(
             "a node's object store has %.0f MB, and four sums of this model's updates have %.0f "
             "MB: Ray will write to disk in between; start the nodes with --object-store-memory=%d "
             "or more",
-            least / 1e6,
+            smallest / 1e6,
             needed / 1e6,
             needed,
         )
 
 
 def actors_text(places: Iterable[tuple[str, str]]) -> str:
-    """The number of actors by node and device, in words.
+    """Return the number of actors by node and device, in words.
 
     >>> actors_text([("10.0.0.1", "cpu"), ("10.0.0.2", "cpu"), ("10.0.0.1", "cpu")])
     'actors: 2 on 10.0.0.1 (cpu), 1 on 10.0.0.2 (cpu)'
     """
     counts = Counter(f"{node} ({device})" for node, device in places)
-    return "actors: " + (
-        ", ".join(f"{count} on {place}" for place, count in sorted(counts.items())) or "none"
-    )
+    by_place = [f"{count} on {place}" for place, count in sorted(counts.items())]
+    return "actors: " + (", ".join(by_place) or "none")

@@ -42,7 +42,7 @@ from rayfed.tensors.wire import Packed, pack
 
 log = logging.getLogger(__name__)
 
-# Bytes
+# A tree of fewer bytes goes along with each message.
 SMALL = 10_000
 # Seconds in which a client's memory must arrive here.
 FETCH_LIMIT = 600.0
@@ -50,11 +50,11 @@ FETCH_LIMIT = 600.0
 READ_LIMIT = 10.0
 # Seconds that all other work may wait while an object is on its way.
 LONGEST_TICK = 1.0
-# In a message.
+# The most items in a message whose sums a worker holds.
 MOST_ITEMS = 4
-# Of the sums of a message.
+# The most bytes that the sums of a message have together.
 MOST_BYTES = 2**26
-# In place of a result that has not come.
+# What stands in place of a result that has not come.
 NOT_HERE = object()
 
 
@@ -132,7 +132,7 @@ class Pool(Executor):
     # The items of a call, and their results.
 
     def _items(self, work: Work, values: Sequence[Any]) -> list[Item]:
-        """Return the items of a call. Workers share the addends of a group, and one adds them up."""
+        """Return the items of a call. Workers share a group's addends, and one adds them up."""
         turns: list[Item] = []
         number = 0
         for value in values:
@@ -161,6 +161,7 @@ class Pool(Executor):
         return int(images_trained(sizes, self._setup.job.train).sum())
 
     def _results(self, call: MapCall) -> Generator[Any, None, None]:
+        """Yield the results of a call's items in their order, as their turns come."""
         try:
             for item in call.turns:
                 self._heartbeat.progress()
@@ -169,9 +170,11 @@ class Pool(Executor):
                     # While the caller used a result, workers may have finished.
                     self._step(0.0)
                     self._show_progress(call)
-                    while (result := self._fetched(call, item, begun)) is NOT_HERE:
+                    result = self._fetched(call, item, begun)
+                    while result is NOT_HERE:
                         self._step(0.0 if self._coming else None)
                         self._show_progress(call)
+                        result = self._fetched(call, item, begun)
                 call.given(item)
                 yield result
         finally:
@@ -194,17 +197,18 @@ class Pool(Executor):
         tick = min(max(waited, TICK), LONGEST_TICK)
         lost: RayError
         try:
-            first = ray.get(answer.objects[0], timeout=tick) if answer.objects else None
-            return together(item, first)
+            summands = ray.get(answer.objects[0], timeout=tick) if answer.objects else None
+            return together(item, summands)
         except GetTimeoutError as error:
             if waited < self._deadline.seconds(item.work.kind, item.size, 1):
                 self._coming.append(f"the reply of {text_of([item])} from {answer.worker}")
                 return NOT_HERE
-            why, lost = f"its reply did not come from {answer.worker} for {waited:.0f} s", error
-        except RayError as error:
-            why = f"its reply was lost with {answer.worker} ({type(error).__name__})"
+            reason = f"its reply did not come from {answer.worker} for {waited:.0f} s"
             lost = error
-        self._act_on(call, Mishap(Trouble.REPLY, [item], None, why, lost))
+        except RayError as error:
+            reason = f"its reply was lost with {answer.worker} ({type(error).__name__})"
+            lost = error
+        self._act_on(call, Mishap(Trouble.REPLY, [item], None, reason, lost))
         return NOT_HERE
 
     def _show_progress(self, call: MapCall) -> None:
@@ -232,9 +236,9 @@ class Pool(Executor):
                 # A late answer is ignored.
                 self._ended(reference)
                 late = now - message.since
-                why = f"no answer from {message.worker} for {late:.0f} s; it is killed"
+                reason = f"no answer from {message.worker} for {late:.0f} s; it is killed"
                 with ending(message.call):
-                    mishap = Mishap(Trouble.SILENCE, message.items, message.worker, why)
+                    mishap = Mishap(Trouble.SILENCE, message.items, message.worker, reason)
                     self._act_on(message.call, mishap)
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
@@ -262,9 +266,9 @@ class Pool(Executor):
         idle = self._group.idle
         if item.addends:
             sums = Counter(m.worker.node_id for m in self._working.values() if m.items[0].addends)
-            worker = min(idle, key=lambda one: sums[one.node_id])
+            worker = min(idle, key=lambda candidate: sums[candidate.node_id])
         else:
-            others = [one for one in idle if one.card != item.faulty]
+            others = [candidate for candidate in idle if candidate.card != item.faulty]
             busy = any(m.worker.card != item.faulty for m in self._working.values())
             if not others and busy:
                 return None
@@ -295,8 +299,8 @@ class Pool(Executor):
         identity, as nobody writes to a tree of a round. A small tree goes along with each message:
         to fetch an object from the store takes a millisecond.
         """
-        last, sent = self._sent.get(name, (None, None))
-        if sent is None or last is not tree:
+        sent_tree, sent = self._sent.get(name, (None, None))
+        if sent is None or sent_tree is not tree:
             packed = pack(tree)
             sent = packed if packed.num_bytes < SMALL else ray.put(packed)
             self._sent[name] = tree, sent
@@ -313,7 +317,7 @@ class Pool(Executor):
         self._group.free(worker)
         now = time.monotonic()
         self._deadline.took(message.kind, message.size, now - message.since)
-        # First of all: the worker waits for it.
+        # This comes first, as the worker waits for work.
         self._hand_out()
         objects = message.references[1:]
         for item, value in zip(message.items, values, strict=True):
@@ -366,7 +370,11 @@ class Pool(Executor):
             items[0].times_lost += 1
         if decision.items is policy.ItemFate.GIVE_UP:
             raise given_up(call.work, mishap, self._max_retries)
+        self._try_again(call, mishap)
 
+    def _try_again(self, call: MapCall, mishap: Mishap) -> None:
+        """Put the items of a mishap back, and log it."""
+        items = mishap.items
         again = "running it again"
         if len(items) > 1:
             again = f"running its {len(items)} tasks again, each by itself"
@@ -388,6 +396,7 @@ class Pool(Executor):
     # Time.
 
     def _ended(self, reference: ObjectRef) -> Message:
+        """Forget a message that is over, and count how long its worker was busy with it."""
         message = self._working.pop(reference)
         self._worked += time.monotonic() - message.since
         return message
@@ -406,11 +415,13 @@ class Pool(Executor):
         return message.since + self._deadline.seconds(message.kind, message.size, message.count)
 
     def _until_something_is_due(self) -> float:
+        """Return the seconds until an answer is late, or a line in the log is due."""
         now = time.monotonic()
         dues = [self._due(message) - now for message in self._working.values()]
         return max(0.0, min([self._heartbeat.left, *dues]))
 
     def _awaited(self) -> list[str]:
+        """Say what the run waits for, and where."""
         messages = self._working.values()
         work = [f"{text_of(message.items)} on {message.worker}" for message in messages]
         return [*self._coming, *work, *self._group.awaited()]

@@ -1,8 +1,7 @@
-"""A Ray's folder, and the other users of its machine: who can write into it can run code as the
-user that runs Ray.
+"""Keep a Ray's folder closed to the other users of its machine.
 
-Ray gives its folders the mode 0777, so what protects them is a folder above them that other users
-cannot enter.
+Whoever can write into it can run code as the user that runs Ray. Ray gives its folders the mode
+0777, so what protects them is a folder above them that other users cannot enter.
 """
 
 import fcntl
@@ -19,11 +18,11 @@ from typing import TextIO
 from rayfed.base.errors import InputError, Unwritable
 from rayfed.base.files import PASSING
 
-# Set by --trust-this-machine: its other users need not be kept out.
+# The variable that --trust-this-machine sets: the machine's other users need not be kept out.
 TRUST = "RAYFED_TRUST_THIS_MACHINE"
 # How to start a Ray that only its user can use: with a token, in a folder that only this user can
-# enter. `$(id -u)`, as a container may have no USER. The README, the pages on security and on
-# clusters have the same lines.
+# enter. They say `$(id -u)`, as a container may have no USER. The README, the pages on security and
+# on clusters have the same lines.
 STEPS = (
     "(umask 077 && ray get-auth-token --generate > /dev/null)",
     "export RAY_AUTH_MODE=token",
@@ -32,29 +31,29 @@ STEPS = (
     "ray start --head --disable-usage-stats",
 )
 RECIPE = "; ".join(STEPS)
-# Bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107.
+# The most bytes in the path of the folder of our Rays. A socket's path is longer by 68 at most, and
+# may have 107.
 LONGEST = 39
-# Where temporary files lie.
+# The folder where temporary files usually lie.
 USUAL = "/tmp"
-# Owns, as a container sees it, what belongs to users that the container does not have.
+# The user who owns, as a container sees it, what belongs to users that the container does not have.
 NOBODY = 65534
 
 
 def way_in(place: Path) -> Path | None:
-    """The folder through which another user could change what is in `place`; None if there is none,
-    or none is seen.
+    """Return the folder through which another user could change what is in `place`.
 
-    Root is trusted. A folder that other users cannot enter closes all that lies in it.
+    Return None if there is none, or none is seen. Root is trusted. A folder that other users cannot
+    enter closes all that lies in it.
     """
     everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
     trusted = {0, os.getuid(), 0 if everybody else NOBODY}
-    # Links on the way, and what they lead to.
-    for way in (
-        place.absolute(),
-        Path(os.path.realpath(place)),
-    ):
+    # The first path has the links on the way, and the second one what they lead to.
+    for path in (place.absolute(), Path(os.path.realpath(place))):
         with suppress(OSError):
-            for folder in (*reversed(way.parents), way):
+            from_the_root = list(reversed(path.parents))
+            from_the_root.append(path)
+            for folder in from_the_root:
                 status = folder.lstat()
                 mode = 0o1777 if stat.S_ISLNK(status.st_mode) else status.st_mode
                 if status.st_uid in trusted and not mode & 0o011:
@@ -65,14 +64,15 @@ def way_in(place: Path) -> Path | None:
 
 
 def refuse_open(place: str, ray: str) -> None:
-    """Raises `InputError` where another user could write into the folder `place` of the Ray that
-    `ray` names.
+    """Raise `InputError` where another user could write into the folder `place` of a Ray.
+
+    `ray` names that Ray in the message.
     """
-    way = None if os.environ.get(TRUST) else way_in(Path(place))
-    if way:
+    entrance = None if os.environ.get(TRUST) else way_in(Path(place))
+    if entrance:
         raise InputError(
             f"{ray}: other users of this machine can change what that Ray runs, in its folder "
-            f"'{place}', through '{way}'; stop it (`ray stop` ends every Ray of yours on this "
+            f"'{place}', through '{entrance}'; stop it (`ray stop` ends every Ray of yours on this "
             f"machine), then start it in a folder that only you can enter (`{RECIPE}`); or, if you "
             f"trust them all, give --trust-this-machine (in a script, set {TRUST}=1)"
         )
@@ -80,25 +80,27 @@ def refuse_open(place: str, ray: str) -> None:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for a Ray of this process, closed to other users, and locked.
+    """Yield a folder for a Ray of this process, closed to other users, and locked.
 
-    Raises `InputError` if there can be none.
+    Raise `InputError` if there can be none.
 
     It is removed in the end; after an error it stays, with its logs, until this user's next Ray is
     started: that removes what dead processes have left, and ends what they have left running.
     """
-    own, lock = _claimed()
+    claimed, lock = _claimed()
     with lock:
-        yield own
-        remove(own)
+        yield claimed
+        remove(claimed)
 
 
 def home() -> Path:
-    """This user's folder for all Rays of rayfed: in TMPDIR, or in /tmp where that is too long or
-    open to others.
+    """Return this user's folder for all Rays of rayfed.
+
+    It is in TMPDIR, or in /tmp where that is too long or open to others. Raise `InputError` where
+    neither will do, or `Unwritable` where it may help to try again.
     """
-    named = _named()
-    bases = [os.environ[named], USUAL] if named else [USUAL]
+    variable = _named()
+    bases = [os.environ[variable], USUAL] if variable else [USUAL]
     for base in bases:
         place = Path(base, f"rayfed.{os.getuid()}").absolute()
         with _with_the_way_on(base), suppress(FileExistsError):
@@ -114,39 +116,45 @@ def home() -> Path:
 
 
 def _claimed() -> tuple[Path, TextIO]:
-    """A new folder for a Ray, and its lock, which lasts until it is closed.
+    """Return a new folder for a Ray, and its lock, which lasts until it is closed.
 
-    Removes what dead processes have left.
+    Remove what dead processes have left.
     """
     place = home()
     with _with_the_way_on(str(place.parent)), open(place / "lock", "a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        for old in filter(Path.is_dir, place.iterdir()):
-            with suppress(BlockingIOError), open(old / "lock", "a") as file:
+        for earlier in place.iterdir():
+            if not earlier.is_dir():
+                continue
+            # The lock is taken as long as the earlier folder's process lives.
+            with suppress(BlockingIOError), open(earlier / "lock", "a") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(old)
+                remove(earlier)
         number = 0
         while (place / str(number)).exists():
             number += 1
-        own = place / str(number)
-        own.mkdir()
-        lock = open(own / "lock", "a")  # noqa: SIM115
+        claimed = place / str(number)
+        claimed.mkdir()
+        lock = open(claimed / "lock", "a")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
-    return own, lock
+    return claimed, lock
 
 
 def _named() -> str:
-    """The variable that names the folder for Ray's files; '' if none is set."""
+    """Return the variable that names the folder for Ray's files; '' if none is set."""
     return next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "")
 
 
 @contextmanager
 def _with_the_way_on(base: str) -> Iterator[None]:
-    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else
-    `InputError`.
+    """Raise one sentence in place of an OSError.
+
+    It is `Unwritable` where it may help to try again, else `InputError`.
     """
-    named = _named()
-    place = f"{named} = '{base}'" if named and os.environ[named] == base else f"'{base}'"
+    variable = _named()
+    place = f"'{base}'"
+    if variable and os.environ[variable] == base:
+        place = f"{variable} = {place}"
     try:
         yield
     except OSError as error:
@@ -159,16 +167,16 @@ def _with_the_way_on(base: str) -> Iterator[None]:
 
 
 def kill_rays_in(path: Path) -> int:
-    """Kill what a Ray has left running in its folder; how many processes there were."""
-    left = _rays_in(path)
-    for process in left:
+    """Kill what a Ray has left running in its folder; return how many processes there were."""
+    processes = _rays_in(path)
+    for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    return len(left)
+    return len(processes)
 
 
 def is_raylet_in(path: Path) -> bool:
-    """Return whether the raylet, the process of a Ray's node, is running in a Ray's folder."""
+    """Say whether the raylet, the process of a Ray's node, is running in a Ray's folder."""
     for process in _rays_in(path):
         with suppress(OSError):
             command = Path(f"/proc/{process}/cmdline").read_bytes()
@@ -178,8 +186,11 @@ def is_raylet_in(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """End what a dead Ray has left running, and remove its folder, once none of it can write there."""
-    # Ten seconds: what was just killed, or started, on a busy machine.
+    """End what a dead Ray has left running, and remove its folder.
+
+    It is removed once no process can write there.
+    """
+    # Ten seconds: so long may live, on a busy machine, what was just killed, or started.
     for _ in range(500):
         if not kill_rays_in(path):
             break
@@ -188,25 +199,28 @@ def remove(path: Path) -> None:
 
 
 def _rays_in(path: Path) -> list[int]:
-    """This user's processes of Ray with a file open below `path`.
+    """Return this user's processes of Ray with a file open below `path`.
 
     Ray renames its workers and agents once they are up; before, they run files of its package.
     Other processes may read its logs.
     """
-    # Takes a second, and commands without a Ray read this file too.
+    # The import takes a second, and commands without a Ray read this file too.
     import ray
 
-    inside, package = f"{os.path.realpath(path)}/", os.fsencode(f"{Path(ray.__file__).parent}/")
-    found = []
-    for process in {*Path("/proc").glob("[1-9]*")} - {Path(f"/proc/{os.getpid()}")}:
-        # Another user's, or it has ended.
+    inside = f"{os.path.realpath(path)}/"
+    package = os.fsencode(f"{Path(ray.__file__).parent}/")
+    processes = []
+    for process in Path("/proc").glob("[1-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        # The process may be another user's, or have ended.
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            rays = process.stat().st_uid == os.getuid() and (
-                command.startswith(b"ray") or package in command
-            )
-            if rays and any(
-                os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()
-            ):
-                found.append(int(process.name))
-    return found
+            if process.stat().st_uid != os.getuid():
+                continue
+            if not command.startswith(b"ray") and package not in command:
+                continue
+            files = (process / "fd").iterdir()
+            if any(os.path.realpath(file).startswith(inside) for file in files):
+                processes.append(int(process.name))
+    return processes

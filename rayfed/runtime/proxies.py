@@ -1,4 +1,4 @@
-"""The proxy of the environment, and which requests to a cluster go through it.
+"""Choose which requests to a cluster go through the proxy of the environment.
 
 A proxy reads a request over http, with the token in it. So only requests over https to other
 machines may take one.
@@ -15,11 +15,10 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def proxies_for(url: str) -> dict[str, str]:
-    """Return the proxy for a request, by its scheme; {} for a request that goes to its host
-    directly.
+    """Return the proxy for a request, by its scheme.
 
-    `https_proxy` and `no_proxy` of the environment count. An address of this machine never has a
-    proxy.
+    Return {} for a request that goes to its host directly. `https_proxy` and `no_proxy` of the
+    environment count. An address of this machine never has a proxy.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -30,11 +29,10 @@ def proxies_for(url: str) -> dict[str, str]:
 
 
 def without_proxy_here() -> dict[str, str]:
-    """Return variables that keep requests to the loopback interface away from the proxy; {} where
-    there is none.
+    """Return variables that keep requests to the loopback interface away from the proxy.
 
-    They are for Ray's own processes, and for what users run in them: libraries of HTTP heed the
-    variables.
+    Return {} where there is no proxy. They are for Ray's own processes, and for what users run in
+    them: libraries of HTTP heed the variables.
     """
     if not {name for name in getproxies() if name != "no"}:
         return {}
@@ -45,26 +43,26 @@ def without_proxy_here() -> dict[str, str]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine: by its name, or by an address of one of its network
-    interfaces.
+    """Say whether a host is this machine.
 
-    No name server is asked: behind a proxy it may know no name, and the answer may take seconds.
+    It is, by its name, or by an address of one of its network interfaces. No name server is asked:
+    behind a proxy it may know no name, and the answer may take seconds.
     """
     name = host.lower().rstrip(".")
     if name in ("localhost", platform.node().lower()) or name.endswith(".localhost"):
         return True
     try:
-        found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+        places = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
-        # A name, not an address.
+        # The host is a name, not an address.
         return False
-    for family, _, _, _, place in found:
+    for family, _, _, _, place in places:
         address = ipaddress.ip_address(str(place[0]).partition("%")[0])
         if address.is_loopback or address.is_unspecified:
             return True
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                # Fails unless the address is this machine's.
+                # This fails unless the address is this machine's.
                 probe.bind((place[0], 0))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Code of the user's that keeps something from client to client, and a check that refuses it."""
+"""Find code of the user's that keeps something from client to client, and refuse it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +33,7 @@ def users_own(setup: Setup, round: int) -> list[Part | nn.Module]:
 
 
 def _of_user(kind: type) -> bool:
+    """Say whether a class is the user's."""
     return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
@@ -70,11 +71,11 @@ def refuse_other_bits(
 
 
 def refuse_other_numbers(
-    modules: Sequence[nn.Module], first: Evaluation, again: Evaluation
+    modules: Sequence[nn.Module], before: Evaluation, again: Evaluation
 ) -> None:
-    """Raise `BrokenContract` where a model has other numbers the second time, on the same images."""
-    same_answers = np.array_equal(first.confusion, again.confusion)
-    if same_answers and first.loss.hex() == again.loss.hex():
+    """Raise `BrokenContract` where a model has other numbers on the same images, seen again."""
+    same_answers = np.array_equal(before.confusion, again.confusion)
+    if same_answers and before.loss.hex() == again.loss.hex():
         return
     names = " or ".join(dict.fromkeys(map(_name, modules)))
     raise BrokenContract(
@@ -86,6 +87,7 @@ def refuse_other_numbers(
 
 
 def _name(code: Part | nn.Module) -> str:
+    """Return the name of the user's code for a message."""
     kind = type(code)
     if _of_user(kind):
         return f"{kind.__module__}.{kind.__qualname__}"
@@ -93,4 +95,5 @@ def _name(code: Part | nn.Module) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's values."""
     return bytes_of(tensor.detach().contiguous().reshape(-1)).tobytes()

@@ -1,4 +1,4 @@
-"""Runs clients' work in one process: on an actor, or in the driver itself without Ray.
+"""Run clients' work in one process: on an actor, or in the driver itself without Ray.
 
 Values come and go packed, on the same wire in both cases.
 """
@@ -7,7 +7,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +37,10 @@ from rayfed.tensors.wire import Packed, pack, unpack
 
 
 class Runner:
-    """Serves any client of a setup. A broadcast comes with packed trees."""
+    """Serves any client of a setup.
+
+    A broadcast comes with packed trees.
+    """
 
     def __init__(self, setup: Setup, device: torch.device, node: str) -> None:
         # On an actor, a module of the user's may have changed the settings when it was imported
@@ -56,7 +58,7 @@ class Runner:
         self.kind = kind_of(device)
         # The model that clients train in turn.
         self._model: nn.Module | None = None
-        # The round -> what measures need of its global model, for all its messages.
+        # By round, what measures need of its global model, for all its messages.
         self._seen: dict[int, Seen] = {}
         # The parts whose hooks were watched, and for which work.
         self._watched: list[tuple[str, Parts]] = []
@@ -95,6 +97,7 @@ class Runner:
         first_bits = None
 
         def trained(client: int) -> ClientReply:
+            """Train a client; return its reply."""
             with serving(client):
                 context = shared or self._fresh_context(packed)
                 memory = packed.read_memory(memories.get(client))
@@ -115,10 +118,10 @@ class Runner:
             task_reply = total.reply(replies)
             if first_bits is not None and task is tasks[-1]:
                 self._check_training = False
-                first = tasks[0][0]
-                again = bits_of(trained(first))
-                with serving(first):
-                    refuse_other_bits(f"client {first}, {where}", users_code, first_bits, again)
+                client = tasks[0][0]
+                again = bits_of(trained(client))
+                with serving(client):
+                    refuse_other_bits(f"client {client}, {where}", users_code, first_bits, again)
             yield task_reply
         if self._model is not None:
             # The gradients give their memory to what comes next.
@@ -146,6 +149,7 @@ class Runner:
         return results
 
     def _evaluate_piece(self, model: nn.Module, piece: Piece, kind: str) -> Any:
+        """Evaluate a model on a range of test images, or see its activations there."""
         start, stop = piece
         if kind == "evaluation":
             return evaluation.evaluate(self.setup, model, start, stop)
@@ -172,7 +176,7 @@ class Runner:
             return None
         if self._model is None:
             self._model = copy.deepcopy(self.setup.model)
-        broadcast = packed.map(partial(unpack, copy=False))
+        broadcast = packed.map(unpack_in_place)
         return RoundContext(self.setup, broadcast, self._seen, self._model)
 
     def _fresh_context(self, packed: Broadcast) -> RoundContext:
@@ -187,7 +191,7 @@ class TaskSum:
         self._where, self._task = where, task
         self._total = OrderedSum()
         self._layout: Layout = {}
-        # Of a single client, whose summands stay as they are: a sum in float64 has twice the bytes.
+        # The summands of a single client stay as they are: a sum in float64 has twice the bytes.
         self._only: Tree = None
         self._bytes_up = 0
 
@@ -206,6 +210,11 @@ class TaskSum:
         """Return the task's reply: the sum, and the rest of the clients' replies."""
         summands = self._total.packed() if len(self._task) > 1 else self._only
         return TaskReply(self._task[0], self._layout, self._bytes_up, summands, clients)
+
+
+def unpack_in_place(packed: Packed) -> Tree:
+    """Return a packed tree whose tensors are read where they lie, without a copy."""
+    return unpack(packed, copy=False)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The connection to Ray, and a run's actors on it.
+"""Connect to Ray, and open a run's actors on it.
 
 Requests beyond the cluster's resources are refused first.
 """
@@ -62,10 +62,11 @@ OUR_RAY = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
     internals.UV_HOOK: "0",
-    # Or its processes that begin with `python -c` look for modules in the working folder first.
+    # Without it, Ray's processes that begin with `python -c` look for modules in the working folder
+    # first.
     "PYTHONSAFEPATH": "1",
 }
-# Errors of a system at the start of Ray that the user can mend: the way on.
+# What the user can do about errors of the operating system at the start of Ray.
 LIMITS = {
     errno.EMFILE: "raise the limit of open files: ulimit -n 8192",
     errno.EACCES: "HOME and TMPDIR must name folders that can be written to",
@@ -76,25 +77,25 @@ LIMITS = {
     errno.EEXIST: "HOME and TMPDIR must name folders that can be written to",
     errno.ENAMETOOLONG: "let TMPDIR name a folder of yours with a short path",
 }
-# With which Ray's processes fail, in many ways.
+# With fewer files than this that a process may open, Ray's processes fail in many ways.
 FEW_FILES = 1024
 LOOK = "to train without Ray: -s ray.mode=off"
-# A line of Ray's logs.
+# What marks a line of Ray's logs as fatal.
 FATAL = re.compile(r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback")
-# When, and in which file of Ray's.
+# The beginning of such a line: when it was logged, and in which file of Ray's.
 FATAL_PREFIX = re.compile(r"^.*?\.cc:\d+:\s*")
 # The newest Ray that the tests were run with.
 TESTED = (2, 60)
-# While a Ray is joined. Ray would refuse a cluster whose Python differs in its patch version only.
+# Variables while a Ray is joined. Without the first one, Ray would refuse a cluster whose Python
+# differs in its patch version only.
 JOINING = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor", **AS_LATER_RAYS}
-# In the environment of a submitted job.
+# A variable that only the environment of a submitted job has.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 @contextmanager
 def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
-    """A Ray that is started here for the context, with room for `most` actors, or a Ray that is
-    joined.
+    """Start a Ray here for the context, with room for `most` actors, or join a running Ray.
 
     Call it in a thread that lasts as long as the context: Linux ends Ray's processes with the
     thread that started them.
@@ -111,7 +112,10 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
 
 def refuse_initialised() -> None:
-    """Raises `InputError` where this process has a Ray already: Ray has one for each process."""
+    """Raise `InputError` where this process has a Ray already.
+
+    Ray has one for each process.
+    """
     if ray.is_initialized():
         raise InputError(
             "Ray is initialised in this process already, and no second Ray can be started: to run "
@@ -121,12 +125,13 @@ def refuse_initialised() -> None:
 
 
 def refuse_hidden() -> None:
-    """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's
-    workers have both.
+    """Raise `InputError` where a user's file is imported in place of a module of Python's.
+
+    Ray's workers have both, the file and the module.
     """
     for name in sys.stdlib_module_names & sys.modules.keys():
         file = getattr(sys.modules[name], "__file__", None)
-        # Setuptools replaces a module of the library.
+        # An installed file is not refused: Setuptools replaces a module of the library.
         if file and not is_installed(file):
             raise InputError(
                 f"'{file}' hides Python's own module '{name}', and Ray's workers would not all "
@@ -135,7 +140,10 @@ def refuse_hidden() -> None:
 
 
 def warn_of_a_newer_ray() -> None:
-    """Ray changes what it does from minor version to minor version."""
+    """Log a warning where Ray is newer than the newest that the tests were run with.
+
+    Ray changes what it does from minor version to minor version.
+    """
     if tuple(map(int, ray.__version__.split(".")[:2])) > TESTED:
         older = "pip install 'ray[default]=={}.{}.*'".format(*TESTED)
         log.warning(
@@ -144,12 +152,12 @@ def warn_of_a_newer_ray() -> None:
 
 
 def where_this_process_looks() -> list[str]:
-    """The folders in which Ray's workers look for modules."""
+    """Return the folders in which Ray's workers look for modules."""
     return [os.path.abspath(folder) for folder in sys.path]
 
 
 def machine() -> Resources:
-    """What a Ray that is started here would have."""
+    """Return the resources that a Ray that is started here would have."""
     return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
 
 
@@ -157,29 +165,28 @@ def machine() -> Resources:
 def open_actors(
     setup: Setup, progress: Progress = no_progress, *, other_bits: bool = False
 ) -> Iterator[Pool]:
-    """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
-    asked, name, cohort = setup.job.ray, setup.job.name, setup.job.train.clients_per_round
-    head, reference = (
-        Head(asked.labels),
-        setup.reference if isinstance(setup, Stored) else ray.put(setup),
-    )
+    """Yield a run's actors, on the Ray that is connected.
+
+    With `other_bits` they may be on several kinds of hardware.
+    """
+    given_options, name = setup.job.ray, setup.job.name
+    cohort = setup.job.train.clients_per_round
+    head = Head(given_options.labels)
+    reference = setup.reference if isinstance(setup, Stored) else ray.put(setup)
     nodes = list(head.known().values())
-    options, most = (
-        without_absent_gpus(asked, nodes),
-        cohort if asked.actors == "auto" else asked.actors,
-    )
+    options = without_absent_gpus(given_options, nodes)
+    most = cohort if given_options.actors == "auto" else given_options.actors
     if options.num_gpus == "auto":
-        # Where not a single actor fits, that is refused before anything is measured.
+        # This is only for its error: where not a single actor fits, nothing is measured.
         num_actors(options, nodes, cohort)
         share, whole = 1.0, replace(options, num_gpus=1.0)
-        # Else each actor has a GPU of its own.
+        # If there are GPUs enough, each actor has one of its own, and nothing is measured.
         if capacity(whole, nodes) < most:
             with ray_may_fail():
-                share = measure_share(
-                    new_actor(whole, f"{name}/probe"), reference, head.known(), options.patience
-                )
+                probe = new_actor(whole, f"{name}/probe")
+                share = measure_share(probe, reference, head.known(), options.patience)
         options = replace(options, num_gpus=share)
-    if "auto" in (asked.actors, asked.num_gpus):
+    if "auto" in (given_options.actors, given_options.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
     warn_of_small_stores(num_bytes(state(setup.model)), nodes)
@@ -194,11 +201,10 @@ def open_actors(
 
 
 def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """As `num_actors`; but actors that do not fit are created where an autoscaler, of version 2,
-    adds nodes for them.
+    """Return how many actors to create: as `num_actors`, or more where an autoscaler adds nodes.
 
-    Actors that wait for room are what it adds nodes for, and Ray forgets them when the run ends,
-    however it ends.
+    An autoscaler, of version 2, adds nodes for actors that wait for room, so actors that do not fit
+    are created too. Ray forgets them when the run ends, however it ends.
     """
     try:
         return num_actors(options, nodes, clients_per_round)
@@ -210,16 +216,18 @@ def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: i
 
 @dataclass(frozen=True, eq=False)
 class Stored(Setup):
-    """A setup whose arrays lie in Ray's store, where this process reads them in place, as the actors
-    of its node do.
+    """A setup whose arrays lie in Ray's store.
+
+    This process reads them there in place, as the actors of its node do.
     """
 
     reference: ObjectRef = field(kw_only=True)
 
 
 def refuse_unsendable(name: str, model: nn.Module) -> None:
-    """Raise `InputError` where a model cannot be sent to Ray's workers, before a Ray is started for
-    it.
+    """Raise `InputError` where a model cannot be sent to Ray's workers.
+
+    That is found out before a Ray is started for it.
     """
     make_sendable(model)
     try:
@@ -236,26 +244,29 @@ def refuse_unsendable(name: str, model: nn.Module) -> None:
 def stored(setup: Setup) -> Stored:
     """Put the setup into the store. Who drops `setup` for the result keeps no second copy."""
     reference = ray.put(setup)
-    there: Setup = ray.get(reference)
+    in_store: Setup = ray.get(reference)
     return Stored(
         setup.model,
-        there.federation,
+        in_store.federation,
         setup.job,
         setup.device,
-        there.trace,
+        in_store.trace,
         writes_to_inputs=setup.writes_to_inputs,
         reference=reference,
     )
 
 
 def _unset(values: Mapping[str, str]) -> dict[str, str]:
-    """Return those of these variables that the environment does not have: the user's values stay."""
+    """Return those of these variables that the environment does not have.
+
+    So the user's values stay.
+    """
     return {key: value for key, value in values.items() if key not in os.environ}
 
 
 @contextmanager
 def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
-    """A Ray on this machine, for as long as the context lasts."""
+    """Start a Ray on this machine, for as long as the context lasts."""
     here = machine()
     if options.labels:
         raise InputError(
@@ -265,15 +276,15 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     options = without_absent_gpus(options, [here])
     if options.num_gpus == "auto":
         options = replace(options, num_gpus=1 / most_on_a_gpu())
-    # Refuses a request that cannot fit, before anything is started.
+    # This refuses a request that cannot fit, before anything is started.
     count = num_actors(options, [here], most)
-    # Ray starts a process for each, with torch: 320 MB
+    # Ray starts a process for each CPU. With torch it has 320 MB, so there are no more than needed.
     here["CPU"] = math.ceil(count * options.num_cpus)
-    for other in internals.running_here():
+    for address in internals.running_here():
         log.warning(
             "a Ray of yours is on this machine, and the run starts another, which counts the same "
             "CPUs and GPUs; to use that one: -s ray.address=%s",
-            other,
+            address,
         )
     log.info("starting Ray")
     with variables({**_unset(OUR_RAY), **without_proxy_here()}), ExitStack() as stack:
@@ -308,35 +319,34 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started in its
-    folder.
+    """Raise one sentence where Ray cannot be started in its folder.
 
-    The error is `WorkersLost` where a second try may help, `InputError` for the machine's limits,
-    else `RunFailed`.
+    Ray raises many kinds of errors. The error is `WorkersLost` where a second try may help,
+    `InputError` for the machine's limits, else `RunFailed`.
     """
     try:
         yield
     except (InputError, RunFailed):
         raise
     except Exception as error:
-        what = f"Ray cannot be started here: {first_line(error).rstrip('.')}"
+        problem = f"Ray cannot be started here: {first_line(error).rstrip('.')}"
         if isinstance(error, OSError) and error.errno in LIMITS:
-            raise InputError(f"{what}; {LIMITS[error.errno]}") from None
+            raise InputError(f"{problem}; {LIMITS[error.errno]}") from None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files < FEW_FILES:
             raise InputError(
-                f"{what}; this process may open {files} files only: {LIMITS[errno.EMFILE]}"
+                f"{problem}; this process may open {files} files only: {LIMITS[errno.EMFILE]}"
             ) from error
         # Ray calls it slow too where it waits in vain for a process that has ended. If that was for
         # lack of time or of room, it may not end so again.
-        last = _last_words(folder)
-        if may_pass(error) and (not last or private.is_raylet_in(folder) or SAID.search(last)):
-            raise WorkersLost(f"{what}{last}; try again") from error
-        raise RunFailed(f"{what}{last}; {LOOK}") from error
+        words = _last_words(folder)
+        if may_pass(error) and (not words or private.is_raylet_in(folder) or SAID.search(words)):
+            raise WorkersLost(f"{problem}{words}; try again") from error
+        raise RunFailed(f"{problem}{words}; {LOOK}") from error
 
 
 def _last_words(folder: Path) -> str:
-    """What Ray's processes have logged last as fatal; '' if there is nothing."""
+    """Return what Ray's processes have logged last as fatal; '' if there is nothing."""
     for name in ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out"):
         for log_file in folder.glob(f"session_*/logs/{name}"):
             with suppress(OSError):
@@ -350,7 +360,7 @@ def _last_words(folder: Path) -> str:
 
 @contextmanager
 def _joined(address: str, named: str) -> Iterator[None]:
-    """A running Ray, left as it was when the context ends.
+    """Join a running Ray, and leave it as it was when the context ends.
 
     `named` says in messages who has given its address.
     """
@@ -360,7 +370,7 @@ def _joined(address: str, named: str) -> Iterator[None]:
             "the port of its head, such as ray.address = '127.0.0.1:6379'; or "
             f"{trust.without(named)} to have a Ray started here"
         )
-    # By whoever has called us, and who also leaves it.
+    # Whoever has called us has joined a Ray already, and also leaves it.
     if ray.is_initialized():
         _refuse_another(address, named)
         yield
@@ -382,7 +392,8 @@ def _joined(address: str, named: str) -> Iterator[None]:
             folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
             private.refuse_open(folder, named)
         if context.dashboard_url:
-            joined = context.address_info.get(("gcs_address"), address)  # type: ignore[attr-defined]  # not auto
+            # Ray knows the address that "auto" has found.
+            joined = context.address_info.get("gcs_address", address)  # type: ignore[attr-defined]
             log.info(
                 "joined the Ray cluster at %s; dashboard: http://%s", joined, context.dashboard_url
             )
@@ -392,7 +403,7 @@ def _joined(address: str, named: str) -> Iterator[None]:
 
 
 def _refuse_another(address: str, named: str) -> None:
-    """Raises `InputError` where this process has joined a Ray at another port than the address has."""
+    """Raise `InputError` where this process has joined a Ray at another port than the address's."""
     joined = ray.get_runtime_context().gcs_address
     port = address.rpartition(":")[2]
     if address != "auto" and "://" not in address and port != joined.rpartition(":")[2]:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Handle signals that ask a run to stop."""
 
 import logging
 import os
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rayfed.base.errors import STOPPED
 
@@ -18,13 +19,14 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 3.0
 
 
-# The signals that came in each of the contexts.
+# One list for each context of `stopping`: the signals that came in it.
 _asked: list[list[int]] = []
 
 
 def refuse_to_go_on() -> None:
-    """Raise KeyboardInterrupt if the run was asked to stop and works on, because Python dropped the
-    first interrupt.
+    """Raise KeyboardInterrupt if the run was asked to stop and works on.
+
+    It does where Python dropped the first interrupt.
     """
     if any(_asked):
         raise KeyboardInterrupt
@@ -32,10 +34,9 @@ def refuse_to_go_on() -> None:
 
 @contextmanager
 def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
-    """Say `words` at once when such a signal comes, and raise KeyboardInterrupt, so that finished
-    rounds are kept.
+    """Say `words` at once when a signal asks to stop, and raise KeyboardInterrupt.
 
-    With `at_the_end` it is raised when the context is left.
+    So finished rounds are kept. With `at_the_end` it is raised when the context is left.
 
     Python drops an exception that is raised where a finaliser runs, or C code calls back: see
     `refuse_to_go_on`.
@@ -49,43 +50,53 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
         _asked.append(came)
 
     def stop(number: int, frame: object) -> None:
+        """Note a signal and say so; raise KeyboardInterrupt, unless that is for the end."""
         came.append(number)
-        # The signal came while a line was being written.
+        # It fails if the signal came while a line was being written.
         with suppress(RuntimeError):
             log.info("%s", words)
         if not at_the_end:
             raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in STOPS}
-    # As `nohup` sets.
-    ours = {number for number, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in ours:
-        signal.signal(number, stop)
+    before = _handle(stop)
     try:
         yield
     except Exception:
-        # It was to stop; what has failed on the way out says less.
+        # The run was to stop. What has failed on the way out says less.
         if came:
             raise KeyboardInterrupt from None
         raise
     finally:
         if not at_the_end:
             _asked.pop()
-        for number in ours:
-            # None: it was not set from Python.
-            signal.signal(number, before[number] or signal.SIG_DFL)
+        for number, handler in before.items():
+            # The handler is None if it was not set from Python.
+            signal.signal(number, handler or signal.SIG_DFL)
     if at_the_end and came:
         raise KeyboardInterrupt
 
 
+def _handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
+    """Set a handler for the signals that ask to stop; return the handlers that they had before.
+
+    A signal that is ignored, as `nohup` has it, stays ignored, and is not returned.
+    """
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        if before[number] is signal.SIG_IGN:
+            del before[number]
+    for number in before:
+        signal.signal(number, handler)
+    return before
+
+
 @contextmanager
 def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
-    """End this process where a signal asks it to stop and the work in the context has not ended
-    `GRACE` seconds later.
+    """End this process where a signal asks it to stop and the work in the context goes on too long.
 
-    A second signal ends it at once. Before, `end` is called. The work is a start of Ray: it may
-    wait for a minute in C++, where Python raises nothing, and a Ray that is half started cannot be
-    stopped in an orderly way.
+    It may go on for `GRACE` seconds. A second signal ends it at once. Before, `end` is called. The
+    work is a start of Ray: it may wait for a minute in C++, where Python raises nothing, and a Ray
+    that is half started cannot be stopped in an orderly way.
     """
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may handle signals.
@@ -102,7 +113,7 @@ def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         over.set()
-        # No signal has this number: the watcher looks up.
+        # No signal has this number. It only wakes the watcher.
         os.write(writer, b"\0")
         watcher.join()
         os.close(writer)
@@ -110,8 +121,9 @@ def ending_in_time(end: Callable[[], object]) -> Iterator[None]:
 
 
 def _watch(reader: int, forward: int, over: threading.Event, end: Callable[[], object]) -> None:
-    """Wait for the first signal, then for the second one or for `GRACE` seconds, and end the
-    process.
+    """Wait for the first signal, then for the second one or for `GRACE` seconds; end the process.
+
+    Do nothing more once `over` is set.
     """
     came = 0
     while came < 2:

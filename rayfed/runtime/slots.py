@@ -1,9 +1,8 @@
-"""Many runs at once, each in a Ray task with the resources of one actor: a run has the same bits in
-any process.
+"""Play many runs at once, each in a Ray task with the resources of one actor.
 
-A run writes its own folder, from where its task is, so nodes must share the folder of the results.
-The driver makes each run's folder, and a task that does not find it ends them all. A task that is
-lost goes on elsewhere from the run's checkpoint.
+A run has the same bits in any process. It writes its own folder, from where its task is, so nodes
+must share the folder of the results. The driver makes each run's folder, and a task that does not
+find it ends them all. A task that is lost goes on elsewhere from the run's checkpoint.
 """
 
 import logging
@@ -46,10 +45,10 @@ Play = Callable[[Job, Dataset], None]
 
 @contextmanager
 def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
-    """A Ray for many runs at once, for the context; False where one after the other, on all actors,
-    is faster.
+    """Connect to a Ray for many runs at once, for the context; yield whether that pays.
 
-    It is faster where there are fewer runs than a single run could have actors.
+    Yield False where one run after the other, on all actors, is faster: where there are fewer runs
+    than a single run could have actors.
     """
     options = jobs[0].ray
     alike = all(job.ray == options for job in jobs)
@@ -57,35 +56,44 @@ def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
         yield False
         return
     with connected(options, jobs[0].name, len(jobs)):
-        yield not options.cluster or _pays(jobs, list(Head(options.labels).known().values()))
+        if options.cluster:
+            yield _pays(jobs, list(Head(options.labels).known().values()))
+        else:
+            yield True
 
 
 def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:
+    """Say whether runs at once are faster on these nodes than one after the other."""
     slots = _room(_on(nodes, jobs[0], len(jobs)), nodes)
     smallest_cohort = min(job.train.clients_per_round for job in jobs)
     return slots > 1 and len(jobs) >= min(slots, smallest_cohort)
 
 
 def _on(nodes: Sequence[Resources], job: Job, runs: int) -> RayOptions:
-    """What each of so many runs is given on these nodes; with `ray.num_gpus = "auto"` a whole GPU."""
+    """Return what each of so many runs is given on these nodes.
+
+    With `ray.num_gpus = "auto"` that is a whole GPU.
+    """
     return spread(without_absent_gpus(job.ray, nodes), nodes, runs)
 
 
 def _room(options: RayOptions, nodes: Sequence[Resources]) -> int:
-    """How many runs may be under way at once; 0 where not a single run fits."""
+    """Return how many runs may be under way at once; 0 where not a single run fits."""
     fit = capacity(options, nodes)
-    return fit if options.actors == "auto" or not fit else options.actors
+    if fit == 0 or options.actors == "auto":
+        return fit
+    return options.actors
 
 
 def in_slots(
     jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Sequence[Job]], None]
 ) -> Iterator[Ended]:
-    """Run jobs on the Ray that is connected, in their order, as many at once as there is room for;
-    each as it ends.
+    """Run jobs on the Ray that is connected, in their order; yield each as it ends.
 
-    `read` gives a job's data, the same object for all jobs that read the same; `watch` is told,
-    each second, which runs are under way. Where the iteration is left early, they stop with a
-    checkpoint. Raises `InputError` where a node does not see the folder of the results.
+    As many run at once as there is room for. `read` gives a job's data, the same object for all
+    jobs that read the same; `watch` is told, each second, which runs are under way. Where the
+    iteration is left early, they stop with a checkpoint. Raise `InputError` where a node does not
+    see the folder of the results.
     """
     with ray_may_fail(), closing(Slots(play, read, len(jobs), jobs[0].ray.labels)) as slots:
         waiting, heartbeat = deque(jobs), Heartbeat(starting=True)
@@ -103,13 +111,11 @@ def in_slots(
 
 
 def _awaited(options: RayOptions) -> str:
-    """What runs wait for that have not begun."""
+    """Say what runs wait for that have not begun."""
     command = ray_status(options)
-    return (
-        f"a run to begin, and for room for it on the cluster ({command})"
-        if command
-        else "a run to begin"
-    )
+    if not command:
+        return "a run to begin"
+    return f"a run to begin, and for room for it on the cluster ({command})"
 
 
 class Slots:
@@ -124,7 +130,7 @@ class Slots:
         self._stored: list[tuple[Dataset, ObjectRef]] = []
 
     def has_room(self, job: Job) -> bool:
-        """Whether another run is to be begun; a cluster may grow or shrink."""
+        """Say whether another run is to be begun; a cluster may grow or shrink."""
         nodes = list(self._head.known().values())
         return len(self.running) < max(1, _room(_on(nodes, job, self._runs), nodes))
 
@@ -146,8 +152,9 @@ class Slots:
         self.running[reference] = job
 
     def ended(self) -> Iterator[Ended]:
-        """The runs that have ended since the last time, after a second at most; lost runs are begun
-        again.
+        """Yield the runs that have ended since the last time, after a second at most.
+
+        Lost runs are begun again.
         """
         references = list(self.running)
         ray.wait(references, timeout=TICK)
@@ -165,11 +172,11 @@ class Slots:
             self._lost[job.name] += 1
             times, limit = self._lost[job.name], job.ray.max_retries
             if times > limit:
-                why = (
+                problem = (
                     f"error: the process of the run was lost or locked out {times} times, the last "
                     f"time: {message}"
                 )
-                yield Ended(job, WorkersLost.exit_code, why)
+                yield Ended(job, WorkersLost.exit_code, problem)
                 continue
             log.warning(
                 "the process of %s is lost or locked out (%s); it continues from its last "
@@ -182,7 +189,7 @@ class Slots:
             self.begin(job)
 
     def _data(self, job: Job) -> ObjectRef:
-        """The job's data in Ray's store, where the runs of a node read them in place."""
+        """Return the job's data in Ray's store, where the runs of a node read them in place."""
         dataset = self._read(job.data)
         for stored, reference in self._stored:
             if stored is dataset:
@@ -200,13 +207,13 @@ class Slots:
 
 
 def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, str]:
-    """The exit code and the message that the run's command would have ended with.
+    """Play a run; return the exit code and the message that its command would have ended with.
 
-    Raises `InputError` where this node does not see the run's folder: its results would be lost
+    Raise `InputError` where this node does not see the run's folder: its results would be lost
     here.
     """
     with suppress(OSError):
-        # The command's: paths in the job may be relative to it.
+        # Paths in the job may be relative to the folder of the command.
         os.chdir(folder)
     if not folder_of(job).is_dir():
         raise InputError(
@@ -214,23 +221,21 @@ def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, 
             "(output.path), where each run of a grid writes its results: name a folder that all "
             "nodes share, or use a Ray of this machine only (no ray.address)"
         )
-    # Where it is ignored, `ray.cancel` does nothing.
+    # Where the signal is ignored, `ray.cancel` does nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Ray's handler raises SystemExit, in a hook: the user's error.
+    # Ray's handler raises SystemExit. In a hook, that would look like an error of the user's.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
         elif not ray.get_gpu_ids():
-            os.environ["CUDA_VISIBLE_DEVICES"] = (
-                # Ray hides no GPU from a process to which it gives none.
-                ""
-            )
+            # Ray hides no GPU from a process to which it gives none.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         play(job, dataset)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
     except Locked as error:
-        # A machine that was lost may still have it.
+        # A machine that was lost may still have the lock.
         return STOPPED, str(error)
     except Exception as error:
         return getattr(error, "exit_code", 1), explained(error)
@@ -238,5 +243,5 @@ def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, 
 
 
 _play_in_slot = ray.remote(_in_slot)
-# A process whose CUDA has been used stays on that GPU
+# Its process ends after one run, as a process whose CUDA was used stays on that GPU.
 _play_on_gpu = ray.remote(max_calls=1)(_in_slot)

@@ -1,4 +1,7 @@
-"""The token that Ray's processes show to each other: its file, which only its owner may read."""
+"""Find the token that Ray's processes show to each other, and keep its file private.
+
+Only its owner may read the file.
+"""
 
 import logging
 import os
@@ -11,7 +14,7 @@ from rayfed.runtime import private
 log = logging.getLogger(__name__)
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-# Where a token is missing, or wrong.
+# What to do where a token is missing, or wrong.
 ADVICE = (
     "put the token that `ray get-auth-token` prints on the cluster's head node into "
     "~/.ray/auth_token, or into RAY_AUTH_TOKEN"
@@ -19,46 +22,46 @@ ADVICE = (
 
 
 def wanted() -> bool:
-    """Return whether `RAY_AUTH_MODE` lets a token be shown, or leaves it open."""
+    """Say whether `RAY_AUTH_MODE` lets a token be shown, or leaves it open."""
     return os.environ.get(MODE, "token").lower() == "token"
 
 
 def token_file() -> Path | None:
-    """The file in which the user's token is looked for; None for a user without a home folder.
+    """Return the file in which the user's token is looked for; None for a user without a home.
 
     Ray looks into HOME alone. The system may know the home folder of a user without that variable.
     """
-    named = os.environ.get(PATH)
-    if named:
-        return Path(named)
+    path = os.environ.get(PATH)
+    if path:
+        return Path(path)
     try:
         return Path.home() / ".ray" / "auth_token"
-    # A user of a container, by number: neither HOME nor the system names a folder.
     except RuntimeError:
+        # A user of a container may be only a number: neither HOME nor the system names a folder.
         return None
 
 
 def read_token() -> str:
-    """The token to show to a cluster; '' if there is none, or `RAY_AUTH_MODE` forbids it."""
+    """Return the token to show to a cluster; '' if there is none, or `RAY_AUTH_MODE` forbids it."""
     if not wanted():
         return ""
     return os.environ.get(TOKEN) or _content(token_file())
 
 
 def token_is_named() -> bool:
-    """Whether there is a token, or a variable names its file."""
+    """Say whether there is a token, or a variable names its file."""
     return bool(read_token() or os.environ.get(PATH))
 
 
 def keep_private() -> None:
-    """Let only the user read and write the token file. Logs a warning if others could read it."""
+    """Let only the user read and write the token file; log a warning if others could read it."""
     path = token_file()
     if path is None:
         return
     try:
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
-            # If not, the folder has kept others out.
+            # Otherwise the folder has kept others out.
             if path.parent.stat().st_mode & 0o011:
                 log.warning("%s could be read by others; now only by you", path)
     except FileNotFoundError:
@@ -68,12 +71,11 @@ def keep_private() -> None:
 
 
 def for_a_new_ray() -> dict[str, str]:
-    """Make a token where there is none, and give the variables with which a Ray that starts here
-    finds it.
+    """Make a token where there is none; return the variables with which a new Ray finds it.
 
     A token is closed to other users before it is written: Ray would write it first. It lies in the
     user's home folder, or in the folder of our Rays where there is no home folder that can be
-    written to. Raises `InputError` where there is neither.
+    written to. Raise `InputError` where there is neither.
     """
     if not wanted():
         return {}
@@ -82,19 +84,19 @@ def for_a_new_ray() -> dict[str, str]:
         return {}
     path = token_file()
     if path is not None:
-        # read-only, or not there.
+        # The folder may be read-only, or not there.
         with suppress(OSError):
             _make(path)
         if _content(path):
             # Ray itself looks into HOME alone.
             return {} if os.environ.get("HOME") else {PATH: str(path)}
-    ours = private.home() / "auth_token"
-    _make(ours)
-    return {PATH: str(ours)}
+    path = private.home() / "auth_token"
+    _make(path)
+    return {PATH: str(path)}
 
 
 def _content(path: Path | None) -> str:
-    """The token in a file; '' if there is none that can be read."""
+    """Return the token in a file; '' if there is none that can be read."""
     if path is None:
         return ""
     try:
@@ -106,13 +108,13 @@ def _content(path: Path | None) -> str:
 def _make(path: Path) -> None:
     """Write a new token, unless there is one.
 
-    Raises OSError. Whoever reads the file meanwhile sees a whole token.
+    Raise OSError. Whoever reads the file meanwhile sees a whole token.
     """
     if _content(path):
         return
     path.parent.mkdir(mode=0o700, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    # Of a killed process with this number.
+    # A killed process with this number may have left its file.
     aside.unlink(missing_ok=True)
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -123,10 +125,10 @@ def _make(path: Path) -> None:
         try:
             os.link(aside, path)
         except FileExistsError:
-            # Another process was first: its token is taken.
+            # Another process was first, and its token is the one to use.
             return
         except OSError:
-            # A file system without links.
+            # It is a file system without links.
             os.rename(aside, path)
     finally:
         os.close(file)

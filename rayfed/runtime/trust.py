@@ -1,7 +1,7 @@
-"""Access to a Ray: its token, and the network interface that it listens on. See docs/security.md.
+"""Guard access to a Ray: its token, and the network interface that it listens on.
 
-Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a cluster of one machine;
-the rest is added here.
+See docs/security.md. Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a
+cluster of one machine; the rest is added here.
 """
 
 import os
@@ -24,10 +24,10 @@ ASK_LIMIT = 5.0
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """While a Ray is started here: its token is private, and it listens on the loopback interface
-    only.
+    """Keep the token of a Ray private that is started in the context.
 
-    `RAY_AUTH_MODE` is obeyed. Raises `InputError` where a token cannot be kept anywhere.
+    It also listens on the loopback interface only. `RAY_AUTH_MODE` is obeyed. Raise `InputError`
+    where a token cannot be kept anywhere.
     """
     with variables(for_a_new_ray()), internals.on_loopback(), _naming_the_token():
         internals.turn_tokens_on()
@@ -35,18 +35,18 @@ def starting() -> Iterator[None]:
 
 
 def joining(address: str, named: str) -> None:
-    """Before a Ray is joined: show our token if the cluster asks for a token, and only then.
+    """Show our token to a Ray that is to be joined if it asks for a token, and only then.
 
     A process that shows a token also demands it from the cluster: a cluster without tokens could
-    not call it back, and would drop our actors. So the cluster is asked first. Raises `InputError`
+    not call it back, and would drop our actors. So the cluster is asked first. Raise `InputError`
     where no cluster answers, or it refuses our token; Ray itself would try for 20 seconds to some
-    minutes, without a reason. Raises it too where the cluster has another Ray, or another minor
+    minutes, without a reason. Raise it too where the cluster has another Ray, or another minor
     version of Python. `named` says in messages who has given the address.
     """
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", named.partition(" = ")[0])
-    # Obeyed, whatever the cluster does.
+    # The user's choice is obeyed, whatever the cluster does.
     chosen = MODE in os.environ
-    # It gets our token, if there is one.
+    # A cluster that cannot be asked gets our token, if there is one.
     cannot_be_asked = "://" in address or not internals.can_knock()
     error = None if chosen else _knock(address, named)
     if chosen or cannot_be_asked or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
@@ -75,11 +75,13 @@ def without(named: str) -> str:
 
 
 def _knock(address: str, named: str) -> grpc.RpcError | None:
-    """The error that a cluster answers to a call; None if there is none, or if joining will find
-    it.
+    """Return the error that a cluster answers to a call.
+
+    Return None if there is none, or if joining will find it. Raise `InputError` where the files of
+    TLS cannot be used.
     """
     if "://" in address:
-        # An address for Ray's client, which has another server.
+        # It is an address for Ray's client, which has another server.
         return None
     try:
         return internals.knock(address, ASK_LIMIT)
@@ -89,9 +91,11 @@ def _knock(address: str, named: str) -> grpc.RpcError | None:
 
 @contextmanager
 def _naming_the_token() -> Iterator[None]:
+    """Raise `InputError` in our words where Ray finds no token."""
     try:
         yield
     except AuthenticationError as error:
-        # The sentences that follow say to make another token; before Ray 2.60, on the next lines.
-        why = first_line(error).partition(". ")[0].rstrip(".")
-        raise InputError(f"no token for Ray: {why}; {ADVICE}") from None
+        # The sentences that follow the first say to make another token. Before Ray 2.60 they are on
+        # the next lines.
+        reason = first_line(error).partition(". ")[0].rstrip(".")
+        raise InputError(f"no token for Ray: {reason}; {ADVICE}") from None

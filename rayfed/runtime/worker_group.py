@@ -31,9 +31,9 @@ from rayfed.runtime.placement import actor_text, actors_text, capacity, nodes_te
 
 log = logging.getLogger(__name__)
 
-# Times in a row that a worker may fail to open the run.
+# How often in a row a worker may fail to open the run.
 MAX_OPENINGS = 3
-# Of a worker's GPU, after which it is given up.
+# How often a worker's GPU may fail until the worker is given up.
 MAX_FAULTS = 2
 # Seconds until an object that is on its way here is looked for again.
 TICK = 0.02
@@ -102,7 +102,7 @@ class Worker:
     node: str = ""
     gpu: str = ""
     process: str = ""
-    # With which it last opened the run; '' if it never has.
+    # The device with which it last opened the run; '' if it never has.
     device: str = ""
     # When it was last asked where it is, or to open the run.
     asked: float = 0.0
@@ -111,7 +111,10 @@ class Worker:
     faults: int = 0
 
     def become(self, state: WorkerState) -> None:
-        """Change the state. All changes go through here, and only those in `TRANSITIONS` are possible."""
+        """Change the state.
+
+        All changes go through here, and only those in `TRANSITIONS` are possible.
+        """
         assert state in TRANSITIONS[self.state], f"{self}: {self.state.name} -> {state.name}"
         log.debug("%s: %s -> %s", self, self.state.name, state.name)
         self.state = state
@@ -169,7 +172,7 @@ class WorkerGroup:
     def start(self, count: int) -> None:
         """Create workers, wait for the first and a little for the others, and log which are up.
 
-        Raises `RunFailed` where no worker can open the run, `WorkersLost` as `wait` does, and
+        Raise `RunFailed` where no worker can open the run, `WorkersLost` as `wait` does, and
         `InputError` where workers are on several kinds of hardware.
         """
         started = latest = time.monotonic()
@@ -218,8 +221,8 @@ class WorkerGroup:
         nodes = [resources for node, resources in by_id.items() if node not in self._avoided()]
         more = min(self.most, capacity(self.options, nodes)) - len(self._workers)
         if more > 0:
-            found = nodes_text(nodes)
-            log.info("%s, with room for %d more actors; they join when they are up", found, more)
+            message = "%s, with room for %d more actors; they join when they are up"
+            log.info(message, nodes_text(nodes), more)
             self._create(more)
 
     def end(self) -> None:
@@ -261,7 +264,7 @@ class WorkerGroup:
             return
         worker.become(WorkerState.COMING)
         if kill:
-            # Returns at once, even if the actor cannot be reached.
+            # This returns at once, even if the actor cannot be reached.
             ray.kill(worker.actor, no_restart=False)
         self._ask(worker, worker.actor.where)
 
@@ -274,8 +277,8 @@ class WorkerGroup:
         if worker.faults < MAX_FAULTS or len(self._workers) == 1:
             self.bring_up(worker, kill=True)
         else:
-            failed = "the GPU of %s has failed %d times; the actor is given up"
-            log.warning(failed, worker, worker.faults)
+            message = "the GPU of %s has failed %d times; the actor is given up"
+            log.warning(message, worker, worker.faults)
             self._give_up(worker)
 
     # Waiting.
@@ -303,9 +306,9 @@ class WorkerGroup:
         awaited = [*working, *self.opening]
         if not ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:
             return []
-        # All that have ended: none of them is late. Those whose values are not here yet are brought
-        # in the meantime; to wait for one of them and for the others together, Ray would let the
-        # others wait.
+        # Take all that have ended, so that none of them looks late. Values that are not here yet
+        # are brought in the meantime. If Ray waited for one of these and for the others together,
+        # it would let the others wait.
         ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=True)
         if not ready:
             time.sleep(TICK)
@@ -342,14 +345,15 @@ class WorkerGroup:
             self._alone_since = None
             return float("inf")
         self._alone_since = self._alone_since or now
-        left = self._alone_since + self._patience - now
-        if left <= 0:
+        seconds = self._alone_since + self._patience - now
+        if seconds <= 0:
             raise WorkersLost(self._missing())
-        return left
+        return seconds
 
     # Coming up.
 
     def _create(self, count: int) -> None:
+        """Create workers, and ask each where it is."""
         for _ in range(count):
             name = f"actor-{next(self._numbers)}"
             worker = Worker(name, new_actor(self.options, f"{self.run}/{name}", self._avoided()))
@@ -357,6 +361,7 @@ class WorkerGroup:
             self.bring_up(worker)
 
     def _ask(self, worker: Worker, method: Any, *arguments: Any) -> None:
+        """Call a method of a worker's actor; `wait` takes the answer."""
         worker.asked = time.monotonic()
         self.opening[method.remote(*arguments)] = worker
 
@@ -436,13 +441,15 @@ class WorkerGroup:
         if unfit:
             self._unfit.add(worker.node_id)
         self._remove(worker)
-        # Also after its node has ended in good order, when Ray calls it dead for a while.
+        # A worker that was up is replaced, also after its node has ended in good order, when Ray
+        # calls it dead for a while.
         if worker.device:
             self._create(1)
 
     # Going.
 
     def _replace_on_draining_node(self, worker: Worker) -> None:
+        """End a worker on a node that is about to end, and create another elsewhere."""
         log.warning("%s is on a node that is about to end; another actor takes its place", worker)
         self._remove(worker)
         self._create(1)
@@ -453,6 +460,7 @@ class WorkerGroup:
         self.most = len(self._workers)
 
     def _remove(self, worker: Worker) -> None:
+        """End a worker."""
         worker.become(WorkerState.GONE)
         self._workers.remove(worker)
         ray.kill(worker.actor)
@@ -511,5 +519,5 @@ def named(awaited: Sequence[str]) -> str:
     """Name the first few of those that are awaited."""
     if not awaited:
         return "room for an actor"
-    first = ", ".join(awaited[:NAMED])
-    return f"{first} and {len(awaited) - NAMED} more" if len(awaited) > NAMED else first
+    names = ", ".join(awaited[:NAMED])
+    return f"{names} and {len(awaited) - NAMED} more" if len(awaited) > NAMED else names
