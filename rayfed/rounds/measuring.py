@@ -1,6 +1,6 @@
 """Show a client's model the sampled test images, and measure it.
 
-None of this changes the training. `N` images, `C` classes, `D` features or neurons.
+None of this changes the training. Shapes have `N` images, `C` classes, `D` features or neurons.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from rayfed.measures.failing import warn_of_failure
 from rayfed.methods.views import Run, run_on_copy
 from rayfed.tensors.weights import in_evaluation, parameters_of
 
-# Show a model the images, as it is before and after training.
+# Two functions that show a model the images, as it is before and after training.
 Looks = tuple[Callable[[], Seen], Callable[[], Seen]]
 
 
 def see(
     run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module
 ) -> Seen:
-    """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
+    """Return what a model in eval mode gives on batches of images and labels.
+
+    `layers` are the names of the modules whose outputs count as well. Raise `ValueError` where a
+    layer has another number of outputs than there are batches.
+    """
     labels, logits, by_batch = [], [], []
     with torch.no_grad(), _outputs(model, layers) as by_layer:
         for images, answers in batches:
@@ -53,19 +57,20 @@ def see(
 
 @contextmanager
 def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """What layers give while the context lasts, (N, D) per forward pass.
+    """Collect what layers give while the context lasts, (N, D) per forward pass.
 
     A map (N, D, h, w) counts as its mean.
     """
     by_layer: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep(layer: str, module: nn.Module, inputs: object, output: object) -> None:
+        """Keep what a layer gives in a forward pass; raise `ValueError` where it has no neurons."""
         if not isinstance(output, Tensor) or output.ndim < 2:
             raise ValueError(
                 f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons"
             )
         values = output.float().flatten(2).mean(dim=2) if output.ndim > 2 else output
-        # The next layer may write to it, as ReLU can.
+        # It is copied, as the next layer may write to it, as ReLU can.
         by_layer[layer].append(values.to("cpu", torch.float32, copy=True))
 
     hooks = [
@@ -84,16 +89,16 @@ def refuse_absent(
     model: nn.Module,
     inputs: Inputs,
 ) -> None:
-    """Raises `InputError` for a layer that is not there, or cannot be measured."""
+    """Raise `InputError` for a layer that is not there, or cannot be measured."""
     names = [name for name, _ in model.named_modules() if name]
     for layer in layers:
         if layer not in names:
             raise InputError(
                 f"measure_layers: the model has no layer '{layer}'{did_you_mean(layer, names)}"
             )
-        two = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
+        two_examples = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
         try:
-            see(run_on_copy, [layer], two, in_evaluation(copy.deepcopy(model)))
+            see(run_on_copy, [layer], two_examples, in_evaluation(copy.deepcopy(model)))
         except Exception as error:
             # The user's module may raise anything.
             raise InputError(
@@ -104,12 +109,12 @@ def refuse_absent(
 def measured(
     names: Sequence[str], trained: Looks, own: Looks, p: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray | None]:
-    """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the
-    model after, if asked.
+    """Return the measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C).
 
-    `drift` is of the model whose update is sent, `trained`; the others are of the client's `own`
-    model, which with most methods is the same. `p` (C,) is the client's label distribution. A
-    measure that fails is left out, with a warning: it does not end a run.
+    The confusion is of the model after training, and None if nobody has asked for it. `drift` is
+    of the model whose update is sent, `trained`; the others are of the client's `own` model, which
+    with most methods is the same. `p` (C,) is the client's label distribution. A measure that
+    fails is left out, with a warning: it does not end a run.
     """
     numbers: dict[str, float] = {}
     confusion = None

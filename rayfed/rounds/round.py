@@ -17,7 +17,7 @@ from rayfed.tensors.weights import Weights
 
 # A handle to one client's memory: the workers make it and read it.
 Memory = Any
-# Of hardware, with its settings: two that are equal compute the same bits.
+# A kind of hardware, with its settings: two that are equal compute the same bits.
 Kind = dict[str, str]
 
 
@@ -27,7 +27,7 @@ class ClientRow:
 
     client: int
     num_examples: int
-    # Mean over the steps.
+    # The mean over the steps.
     train_loss: float
     seconds: float
     node: str
@@ -38,36 +38,37 @@ class ClientRow:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A round that is averaged, and finished once it is evaluated, with all that the next round
-    needs.
+    """A round that is averaged, with all that the next round needs.
+
+    It is finished once it is evaluated.
     """
 
     # 0 is the initial model.
     round: int
-    # That the next round sends.
+    # The weights that the next round sends.
     weights: Weights
-    # Slot -> the part in force, with its state on the server.
+    # By slot, the part in force, with its state on the server.
     held: dict[str, Held]
-    # Client -> handle, of the clients that have a memory.
+    # By client, the handle of its memory, of the clients that have one.
     memories: Mapping[int, Memory]
-    # None in a round that is not evaluated, as are all numbers that come from it.
+    # It is None in a round that is not evaluated, as are all numbers that come from it.
     evaluation: Evaluation | None
-    # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
+    # The best accuracy of each class so far, (C,), in the rounds that count (`engine.py`).
     peak: np.ndarray
     forgetting: float | None
     clients: tuple[ClientRow, ...] = ()
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
-    # Numbers of no single client.
+    # The numbers that belong to no single client.
     notes: Mapping[str, float] = field(default_factory=dict)
-    # Client -> int64 (C, C), where measured.
+    # By client, its confusion, int64 (C, C), where it was measured.
     confusions: Mapping[int, np.ndarray] = field(default_factory=dict)
-    # That the method evaluates in place of `weights`.
+    # The weights that the method evaluates in place of `weights`.
     shown: Weights | None = None
 
     def without_results(self) -> Round:
-        """Return the round without what was found in it: with what the next round needs alone."""
+        """Return the round with what the next round needs alone, without what was found in it."""
         return replace(
             self,
             evaluation=None,
@@ -82,25 +83,29 @@ class Round:
 
     @property
     def evaluated(self) -> Weights:
-        """The global model as the method evaluates it."""
+        """Return the global model as the method evaluates it."""
         return self.weights if self.shown is None else self.shown
 
     @property
     def test_accuracy(self) -> float | None:
+        """Return the share of test images with the right answer; None without an evaluation."""
         return metrics.accuracy(self.evaluation.confusion) if self.evaluation else None
 
     @property
     def test_loss(self) -> float | None:
+        """Return the mean loss over the test images; None without an evaluation."""
         return (
             self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
         )
 
     @property
     def macro_f1(self) -> float | None:
+        """Return the mean of the classes' F1 scores; None without an evaluation."""
         return metrics.macro_f1(self.evaluation.confusion) if self.evaluation else None
 
     @property
     def calibration_error(self) -> float | None:
+        """Return the expected calibration error; None without an evaluation."""
         if self.evaluation is None:
             return None
         return metrics.calibration_error(
@@ -109,15 +114,16 @@ class Round:
 
     @property
     def train_loss(self) -> float | None:
-        """The clients' mean losses over their steps, weighted by images; None for the initial
-        model.
+        """Return the clients' mean losses over their steps, weighted by images.
+
+        Return None for the initial model.
         """
         examples = sum(row.num_examples for row in self.clients)
         losses = (row.train_loss * row.num_examples for row in self.clients)
-        # From Python 3.12 on, `sum` rounds otherwise.
+        # From Python 3.12 on, `sum` would round otherwise.
         return reduce(add, losses, 0.0) / examples if examples else None
 
     @property
     def class_accuracy(self) -> np.ndarray | None:
-        """(C,)"""
+        """Return the accuracy on each class, (C,); None without an evaluation."""
         return metrics.class_accuracy(self.evaluation.confusion) if self.evaluation else None

@@ -1,4 +1,7 @@
-"""A run's setup: the model, the data and the job, which every worker and the server have."""
+"""Open a run's setup: the model, the data and the job.
+
+Every worker and the server have it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from rayfed.models.trial import Setting, try_model
 from rayfed.rounds.measuring import refuse_absent
 from rayfed.tensors.weights import Weights, keep_constant
 
-# Of the training set, on which a model is tried.
+# The number of examples of the training set on which a model is tried.
 EXAMPLES = 8
-# Names in a message.
+# The most names that a message lists.
 NAMED = 5
 
 log = logging.getLogger(__name__)
@@ -41,38 +44,38 @@ log = logging.getLogger(__name__)
 class Setup:
     """Everything that a worker needs during a run, whichever clients it serves."""
 
-    # Never trained itself: work is done with copies of it.
+    # It is never trained itself: work is done with copies of it.
     model: nn.Module
     federation: Federation
     job: Job
     device: torch.device
-    # Of which clients are there in which round.
+    # The trace that says which clients are there in which round.
     trace: Trace | None = None
     # Where the worker is, as the results name it.
     node: str = ""
-    # The model does, so that each pass gets a copy of its input.
+    # Whether the model writes to its inputs. Then each pass gets a copy of its input.
     writes_to_inputs: bool = False
 
     @property
     def run(self) -> Run:
-        """A forward pass of the model, in the job's precision."""
+        """Return a forward pass of the model, in the job's precision."""
         runs = RUNS_ON_COPIES if self.writes_to_inputs else RUNS
         return runs[self.job.train.precision]
 
     @cached_property
     def held_out(self) -> np.ndarray:
-        """The clients that never train, int64, ascending."""
+        """Return the clients that never train, int64, ascending."""
         return held_out(self.job.clients, self.job.seed, self.federation.num_clients)
 
     @cached_property
     def measured_clients(self) -> frozenset[int]:
-        """The clients to measure, where not all of a round are."""
+        """Return the clients to measure, where not all of a round are."""
         names, count = self.federation.client_names, self.federation.num_clients
-        return frozenset(number_of(asked, names, count) for asked in self.job.measure_clients)
+        return frozenset(number_of(client, names, count) for client in self.job.measure_clients)
 
     @cached_property
     def population(self) -> tuple[int, float]:
-        """The number of clients that train, and their mean number of images."""
+        """Return the number of clients that train, and their mean number of images."""
         sizes = np.delete(self.federation.partition.sizes, self.held_out)
         return len(sizes), int(sizes.sum()) / len(sizes)
 
@@ -80,7 +83,7 @@ class Setup:
 def open_setup(job: Job, read: Read | None = None) -> Setup:
     """Load the data, deal it to the clients, build the model.
 
-    Raises `InputError` for all that is wrong with a job.
+    Raise `InputError` for all that is wrong with a job.
 
     What the user's functions draw for the data is the same each time, whatever the job's seed: the
     data of all seeds are the same.
@@ -90,36 +93,39 @@ def open_setup(job: Job, read: Read | None = None) -> Setup:
 
 
 def _open_setup(job: Job, read: Read | None) -> Setup:
+    """Do what `open_setup` says, with the generators seeded."""
     federation = open_data(job, read)
     inputs = federation.inputs
     refuse_large_cohort(job, federation)
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
-    # Orthogonal weights have other bits with more.
+    # The number of threads is set, as orthogonal weights have other bits with more threads.
     with threads(job.ray.threads):
         model = build_model(
             job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL)
         )
         adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
-    found = try_model(model, _setting(job, federation))
-    keep_constant(model, found.constants)
-    for warning in found.warnings:
+    trial = try_model(model, _setting(job, federation))
+    keep_constant(model, trial.constants)
+    for warning in trial.warnings:
         log.warning("%s", warning)
-    if found.unused:
+    if trial.unused:
         log.info(
             "model '%s': no gradient reached %s in a trial step, and so they may stay as they "
             "begin",
             job.model.name,
-            _listed(found.unused),
+            _listed(trial.unused),
         )
-    for asked in job.measure_clients:
-        number_of(asked, federation.client_names, federation.num_clients, "measure_clients")
+    # This is only for its errors: a client that is to be measured must be there.
+    for client in job.measure_clients:
+        number_of(client, federation.client_names, federation.num_clients, "measure_clients")
     refuse_absent(job.measure_layers, model, inputs)
     for part in all_parts(job.method):
         part.check(model, job.train)
     for doubt in doubts(job.method, model, job.train.num_rounds, "local" in job.measure):
         log.warning("%s", doubt)
-    # Convolutions on CPUs are a third faster so. A user's own `to` may not take a layout.
+    # Convolutions on CPUs are a third faster in this layout. A user's own `to` may not take a
+    # layout.
     nn.Module.to(model, memory_format=torch.channels_last)
     return Setup(
         model,
@@ -127,7 +133,7 @@ def _open_setup(job: Job, read: Read | None) -> Setup:
         job,
         torch.device("cpu"),
         trace,
-        writes_to_inputs=found.writes_to_inputs,
+        writes_to_inputs=trial.writes_to_inputs,
     )
 
 
@@ -141,14 +147,14 @@ def refuse_large_cohort(job: Job, federation: Federation) -> None:
         if job.clients.oversample > 1:
             keys += f", clients.oversample = {job.clients.oversample}"
         clients = "client" if federation.num_clients == 1 else "clients"
-        held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
+        absent = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
         raise InputError(
-            f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}"
+            f"{keys}: the partition has only {federation.num_clients} {clients}{absent}"
         )
 
 
 def _setting(job: Job, federation: Federation) -> Setting:
-    """What the job's model is tried for."""
+    """Return what the job's model is tried for."""
     rows = np.arange(min(EXAMPLES, len(federation.train)))
     examples, labels = next(federation.batches(federation.train, rows, torch.device("cpu")))
     sizes, batch_size = federation.partition.sizes, job.train.batch_size
@@ -177,29 +183,34 @@ def _setting(job: Job, federation: Federation) -> Setting:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Some names for a message: the first few, and how many more there are."""
+    """Return names for a message: the first few, and how many more there are."""
     shown = ", ".join(names[:NAMED])
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
 
 
 def open_data(job: Job, read: Read | None = None) -> Federation:
-    """The job's data, dealt to clients, less the images that the server takes from them."""
-    wanted = (part.auxiliary_per_class for part in all_parts(job.method))
-    federation = open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
+    """Return the job's data, dealt to clients, less the images that the server takes from them.
+
+    Raise `InputError` where all labels are the same.
+    """
+    numbers = [part.auxiliary_per_class for part in all_parts(job.method)]
+    auxiliary_per_class = max(numbers, default=0)
+    federation = open_federation(job.data, auxiliary_per_class=auxiliary_per_class, read=read)
     labels = np.unique(federation.train.labels)
     if len(labels) == 1:
-        only = (
-            f"data.source = '{job.data.source}': all labels are "
-            f"'{federation.train.classes[labels[0]]}'"
-        )
+        single_class = federation.train.classes[labels[0]]
         raise InputError(
-            f"{only}, and with a single class there is nothing to learn; give data with two or more"
+            f"data.source = '{job.data.source}': all labels are '{single_class}', and with a "
+            "single class there is nothing to learn; give data with two or more"
         )
     return federation
 
 
 def server_view(setup: Setup, round: int, weights: Weights) -> ServerView:
-    """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
+    """Return the view of a part's `tell` and `update`.
+
+    Its samples are the auxiliary set.
+    """
     return ServerView(
         **common_view(setup, round, weights, setup.federation.auxiliary, Frozen(setup.model))
     )
@@ -208,7 +219,7 @@ def server_view(setup: Setup, round: int, weights: Weights) -> ServerView:
 def common_view(
     setup: Setup, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen
 ) -> dict[str, Any]:
-    """The fields of a `View` whose samples are some rows of the training set."""
+    """Return the fields of a `View` whose samples are some rows of the training set."""
     data = setup.federation
     num_clients, mean_examples = setup.population
     return {
