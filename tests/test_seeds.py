@@ -73,6 +73,9 @@ CALLS = {
     ("base/isolation.py", "seed_generators", "manual_seed"): 2,
     ("clients/clock.py", "speeds", "default_rng"): 1,
     ("models/registry.py", "build_model", "manual_seed"): 1,
+    # The data and the network of a check, which are the same each time.
+    ("testing.py", "small_setup", "default_rng"): 1,
+    ("testing.py", "small_model", "manual_seed"): 1,
     ("models/adapt.py", "adapt", "manual_seed"): 1,
     ("rounds/client_work.py", "train", "manual_seed"): 1,
     ("measures/clients.py", "sampled", "default_rng"): 1,

@@ -28,9 +28,7 @@ def by_round(
     multiples of `eval_every` can be a peak.
     """
     # Brings torch, which a reader of tables may not need.
-    from rayfed.losses import (
-        forgetting as defined,
-    )
+    from rayfed.measures import forgetting as defined
 
     trained = rounds > 0
     rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0

@@ -53,7 +53,10 @@ def test_the_examples_are_found_by_name_where_there_is_no_clone(tmp_path, monkey
 
 def test_the_wheel_has_every_room_and_every_file_of_the_jobs():
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    rooms = {f"rayfed.{file.parent.name}" for file in (ROOT / "rayfed").glob("*/__init__.py")}
+    rooms = {
+        ".".join(file.parent.relative_to(ROOT).parts)
+        for file in (ROOT / "rayfed").glob("*/**/__init__.py")
+    }
     assert {*setuptools["packages"]} == {"rayfed", "rayfed.examples"} | rooms
     jobs, patterns = (
         ROOT / setuptools["package-dir"]["rayfed.examples"],

@@ -16,6 +16,7 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
+from rayfed.clients.settings import Training
 from rayfed.methods.cosines import _to_corners
 from rayfed.models.classifier import Classifier
 from rayfed.tensors.weights import with_weights
@@ -111,9 +112,9 @@ def test_the_scale_is_the_mean_by_samples():
 @pytest.mark.parametrize("part", [m.PrototypeHead(), m.PersonalHead()], ids=repr)
 def test_a_head_of_another_kind_is_refused(part):
     with pytest.raises(InputError, match="needs a model with a single linear layer as its head"):
-        part.check(Classifier(nn.Flatten(), nn.Sequential(nn.Linear(8, 4))))
+        part.check(Classifier(nn.Flatten(), nn.Sequential(nn.Linear(8, 4))), Training())
     with pytest.raises(InputError, match="learns the head, which is frozen"):
-        part.check(Classifier(nn.Flatten(), nn.Linear(8, 4).requires_grad_(False)))
+        part.check(Classifier(nn.Flatten(), nn.Linear(8, 4).requires_grad_(False)), Training())
 
 
 def test_class_means_in_a_head_that_stays_at_the_clients_are_refused(make_setup, play):
