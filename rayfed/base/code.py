@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import psutil
 
 # The clock of a file's system may differ by so many seconds.
 SLACK = 2.0
@@ -64,18 +65,10 @@ def _may_be_newer(file: str) -> bool:
     No module was imported before the process began. If its time is unknown, the answer is yes.
     """
     try:
-        began, state = _began_at(), os.stat(file)
-    except (OSError, ValueError, IndexError):
+        began, state = psutil.Process().create_time(), os.stat(file)
+    except (OSError, psutil.Error):
         return True
     return max(state.st_mtime, state.st_ctime) > began - SLACK
-
-
-def _began_at() -> float:
-    """Return when this process began, in seconds since 1970, as Linux tells it."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    lines = Path("/proc/stat").read_text().splitlines()
-    boot = [int(line.split()[1]) for line in lines if line.startswith("btime ")]
-    return boot[0] + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _inner_codes(code: CodeType) -> Iterator[CodeType]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import ray
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
@@ -182,18 +183,22 @@ def running_here() -> list[str]:
     `ray start` writes the address. Without that, none is known.
     """
     addresses = set()
-    for process in Path("/proc").glob("[1-9]*"):
-        # It has ended.
-        with suppress(OSError):
-            command = (process / "cmdline").read_text(errors="replace")
-            if (
-                command.partition("\0")[0].endswith("/raylet")
-                and process.stat().st_uid == os.getuid()
-            ):
-                folder = command.partition("\0--temp_dir=")[2].partition("\0")[0]
-                address = Path(folder, "ray_current_cluster").read_text()
-                # Else it is of a Ray that is gone.
-                addresses |= {address} if address in command else set()
+    for process in psutil.process_iter():
+        # The process may have ended, or its Ray may have written no address.
+        with suppress(psutil.Error, OSError):
+            command = process.cmdline()
+            if not command or not command[0].endswith("/raylet"):
+                continue
+            if process.uids().real != os.getuid():
+                continue
+            options = [word for word in command if word.startswith("--temp_dir=")]
+            if not options:
+                continue
+            folder = options[0].partition("=")[2]
+            address = Path(folder, "ray_current_cluster").read_text()
+            # Another address is of a Ray that is gone.
+            if any(address in word for word in command):
+                addresses.add(address)
     return sorted(addresses)
 
 

@@ -7,13 +7,14 @@ Whoever can write into it can run code as the user that runs Ray. Ray gives its 
 import fcntl
 import os
 import shutil
-import signal
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from rayfed.base.errors import InputError, Unwritable
 from rayfed.base.files import PASSING
@@ -46,8 +47,11 @@ def way_in(place: Path) -> Path | None:
     Return None if there is none, or none is seen. Root is trusted. A folder that other users cannot
     enter closes all that lies in it.
     """
-    everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
-    trusted = {0, os.getuid(), 0 if everybody else NOBODY}
+    trusted = {0, os.getuid()}
+    # Only Linux has containers that know but some of the machine's users.
+    users = Path("/proc/self/uid_map")
+    if users.exists() and users.read_text().split() != ["0", "0", "4294967295"]:
+        trusted.add(NOBODY)
     # The first path has the links on the way, and the second one what they lead to.
     for path in (place.absolute(), Path(os.path.realpath(place))):
         with suppress(OSError):
@@ -170,17 +174,16 @@ def kill_rays_in(path: Path) -> int:
     """Kill what a Ray has left running in its folder; return how many processes there were."""
     processes = _rays_in(path)
     for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     return len(processes)
 
 
 def is_raylet_in(path: Path) -> bool:
     """Say whether the raylet, the process of a Ray's node, is running in a Ray's folder."""
     for process in _rays_in(path):
-        with suppress(OSError):
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
-            if command.partition(b"\0")[0].endswith(b"/raylet"):
+        with suppress(psutil.Error):
+            if process.cmdline()[0].endswith("/raylet"):
                 return True
     return False
 
@@ -198,7 +201,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _rays_in(path: Path) -> list[int]:
+def _rays_in(path: Path) -> list[psutil.Process]:
     """Return this user's processes of Ray with a file open below `path`.
 
     Ray renames its workers and agents once they are up; before, they run files of its package.
@@ -208,19 +211,17 @@ def _rays_in(path: Path) -> list[int]:
     import ray
 
     inside = f"{os.path.realpath(path)}/"
-    package = os.fsencode(f"{Path(ray.__file__).parent}/")
+    package = f"{Path(ray.__file__).parent}/"
     processes = []
-    for process in Path("/proc").glob("[1-9]*"):
-        if process.name == str(os.getpid()):
-            continue
+    for process in psutil.process_iter():
         # The process may be another user's, or have ended.
-        with suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            if process.stat().st_uid != os.getuid():
+        with suppress(psutil.Error):
+            if process.pid == os.getpid() or process.uids().real != os.getuid():
                 continue
-            if not command.startswith(b"ray") and package not in command:
+            command = " ".join(process.cmdline())
+            if not command.startswith("ray") and package not in command:
                 continue
-            files = (process / "fd").iterdir()
-            if any(os.path.realpath(file).startswith(inside) for file in files):
-                processes.append(int(process.name))
+            files = [os.path.realpath(file.path) for file in process.open_files()]
+            if any(file.startswith(inside) for file in files):
+                processes.append(process)
     return processes

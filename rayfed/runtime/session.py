@@ -158,7 +158,10 @@ def where_this_process_looks() -> list[str]:
 
 def machine() -> Resources:
     """Return the resources that a Ray that is started here would have."""
-    return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+    # macOS does not tell which processors a process may use.
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return {"CPU": float(count), "GPU": float(torch.cuda.device_count())}
 
 
 @contextmanager
