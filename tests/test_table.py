@@ -207,16 +207,16 @@ def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
     names = ["x/moon", "x/fedavg", "y/moon", "y/fedavg"]
     # Also if it is not named.
     for first in ("fedavg", ""):
-        found = rows(runs, first=first)
+        found = rows(runs, reference=first)
         assert [row.name for row in found] == names, "in the order given"
         assert {row.difference.reference for row in found if row.difference} == {"x/fedavg"}
-    moon = rows(runs, first="y/moon")
+    moon = rows(runs, reference="y/moon")
     assert {row.difference.reference for row in moon if row.difference} == {"y/moon"}
     assert [row.name for row in moon] == names
     with pytest.raises(
         InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"
     ):
-        rows(runs, first="fedvg")
+        rows(runs, reference="fedvg")
 
 
 def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_table_says_why_not(
@@ -438,7 +438,7 @@ def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
     ]
     named = labelled(runs, {"fedntd": "ours"})
     for first in ("ours", "fedntd"):
-        made = sheet(named, "text", first=first, columns="difference")
+        made = sheet(named, "text", reference=first, columns="difference")
         assert made.lines == [["fedavg", "-30.00"], ["ours", "reference"]]
 
 
@@ -485,7 +485,7 @@ def test_an_unknown_column_to_sort_by_is_refused_with_those_that_there_are(run):
 )
 def test_a_mean_says_how_many_rounds_it_is_of_and_round_0_is_none_of_them(run, count, words):
     one = run("x/one", 0, *[0.5] * count)
-    made = sheet([one], "text", of="last_10")
+    made = sheet([one], "text", figure="last_10")
     at = made.head.index(f"{words} (%)")
     assert made.lines[0][at] == "50.00", "round 0 has 10 %"
     assert "last_10" in made.records[0], "scripts find it by its key"

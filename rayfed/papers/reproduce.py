@@ -53,6 +53,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 )
 @click.option(
     "--of",
+    "figure",
     metavar="WHAT",
     default="last",
     help=OF_TEXT,
@@ -60,7 +61,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 )
 @click.option(
     "--from",
-    "first",
+    "reference",
     metavar="NAME",
     default="",
     help="The run to compare with. If not given: fedavg, or the first.",
@@ -128,7 +129,7 @@ def table(
             f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'"
         )
     form = form or SUFFIXES[suffix]
-    of, target, columns = options["of"], options["target"], options["columns"]
+    figure, target, columns = options["figure"], options["target"], options["columns"]
     if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:
@@ -136,8 +137,8 @@ def table(
             f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %"
         )
     not_of_papers = {
-        "of": of not in BY_ROUND,
-        "from": options["first"],
+        "of": figure not in BY_ROUND,
+        "from": options["reference"],
         "target": target,
         "label": labels,
     }
@@ -155,7 +156,7 @@ def table(
     text = StringIO()
     with redirect_stdout(text if output else sys.stdout):
         if paper is not None:
-            print_paper(runs, paper, form, of)
+            print_paper(runs, paper, form, figure)
         else:
             print_sheet(sheet(labelled(read, dict(labels)), form, **options), form)
     if output:

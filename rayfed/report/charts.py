@@ -1,5 +1,4 @@
-"""Figures of the page as data: what its script draws, and the same numbers as a table for those who
-do not see it.
+"""Figures of the page as data for its script, and as tables for readers who do not see figures.
 
 A figure stays small however long a run is: past some points, rounds are left out, and its note says
 so. Shapes: `P` points of a line, `C` rows of a heat map.
@@ -13,37 +12,36 @@ import numpy as np
 
 from rayfed.report.table import Difference
 
-# Of a line.
+# Most points of a line.
 MOST_POINTS = 400
-# Of a heat map.
+# Most cells of a heat map.
 MOST_CELLS = 40_000
-# Of a table.
+# Most rows of a table.
 MOST_ROWS = 50
-# Of the table of a heat map.
+# Most columns of the table of a heat map.
 MOST_COLUMNS = 12
 
 
 class Chart(NamedTuple):
-    """A figure: `data` is for the page's script."""
+    """A figure: `data` is for the page's script, `head` and `rows` are its table."""
 
-    # No two in a page are the same.
+    # Each figure of a page has another key.
     key: str
     title: str
     data: dict[str, Any]
-    # Of its table.
     head: list[str]
     rows: list[list[str]]
-    # What its table leaves out, or the figure itself.
+    # What the table or the figure leaves out.
     note: str = ""
-    # Over the page, else beside another one.
+    # A wide figure is as wide as the page. Two other figures stand side by side.
     wide: bool = False
 
 
 class Line(NamedTuple):
-    """A line, with a band around it if it is of several values."""
+    """A line, with a band around it if it shows several values."""
 
     name: str
-    # Its look.
+    # The number chooses the look of the line.
     number: int
     x: np.ndarray  # (P,)
     y: np.ndarray  # (P,)
@@ -51,19 +49,23 @@ class Line(NamedTuple):
     high: np.ndarray | None = None  # (P,)
 
     def thinned(self) -> "Line":
-        """The line with a part of its points, if it has many."""
-        kept = thinned(len(self.x))
-        band = [end if end is None else end[kept] for end in (self.low, self.high)]
-        return Line(self.name, self.number, self.x[kept], self.y[kept], *band)
+        """Return the line with a part of its points, if it has many."""
+        places = thinned(len(self.x))
+        low = None if self.low is None else self.low[places]
+        high = None if self.high is None else self.high[places]
+        return Line(self.name, self.number, self.x[places], self.y[places], low, high)
 
     def data(self) -> dict[str, Any]:
-        """For the page's script."""
-        ends = {"y": self.y, "low": self.low, "high": self.high}
-        numbers = {name: rounded(values) for name, values in ends.items() if values is not None}
-        return {"name": self.name, "number": self.number, "x": self.x.tolist(), **numbers}
+        """Return the line as data for the page's script."""
+        data = {"name": self.name, "number": self.number, "x": self.x.tolist()}
+        columns = {"y": self.y, "low": self.low, "high": self.high}
+        for name, values in columns.items():
+            if values is not None:
+                data[name] = rounded(values)
+        return data
 
     def value(self, i: int, unit: str, digits: int) -> str:
-        """A point in words, with its band."""
+        """Return a point in words, with its band."""
         if not math.isfinite(self.y[i]):
             return "n/a"
         value = f"{self.y[i]:.{digits}f}{unit}"
@@ -83,18 +85,16 @@ def lines(
     marked: tuple[int, float, str] | None = None,
     zero: bool = False,
 ) -> Chart:
-    """Lines by round; horizontal `rules` with their names, and a point that is `marked` with its
-    name.
+    """Return a chart of lines by round.
 
-    With `zero`, the vertical axis begins at 0, or below it where values are negative.
+    Horizontal `rules` have names, and the point that is `marked` has one. With `zero`, the vertical
+    axis begins at 0, or below it where values are negative.
     """
-    evaluated = len({x for line in drawn for x in line.x.tolist()})
+    evaluated: set[int] = set()
+    for line in drawn:
+        evaluated |= set(line.x.tolist())
     drawn = [line.thinned() for line in drawn]
-    # By round.
-    cells: dict[int, list[str]] = {}
-    for number, line in enumerate(drawn):
-        for i, at in enumerate(line.x.tolist()):
-            cells.setdefault(at, [""] * len(drawn))[number] = line.value(i, unit, digits)
+    cells = _cells(drawn, unit, digits)
     rounds = sorted(cells)
     shown = [rounds[i] for i in thinned(len(rounds), MOST_ROWS)]
     data = {
@@ -105,12 +105,22 @@ def lines(
         "digits": digits,
         "zero": zero,
         "series": [line.data() for line in drawn],
-        "rules": [{"y": at, "name": name} for at, name in rules if math.isfinite(at)],
+        "rules": [{"y": y, "name": name} for y, name in rules if math.isfinite(y)],
         "marked": dict(zip(("x", "y", "name"), marked, strict=True)) if marked else None,
     }
-    head = ["round", *(line.name for line in drawn)]
-    note = fewer("rounds", evaluated, len(shown), len(rounds))
+    head = ["round"] + [line.name for line in drawn]
+    note = fewer("rounds", len(evaluated), len(shown), len(rounds))
     return Chart(key, title, data, head, [[str(x), *cells[x]] for x in shown], note)
+
+
+def _cells(drawn: Sequence[Line], unit: str, digits: int) -> dict[int, list[str]]:
+    """Return the table of lines by round: a cell for each line, empty where it has no point."""
+    cells: dict[int, list[str]] = {}
+    for number, line in enumerate(drawn):
+        for i, round in enumerate(line.x.tolist()):
+            row = cells.setdefault(round, [""] * len(drawn))
+            row[number] = line.value(i, unit, digits)
+    return cells
 
 
 def heat(
@@ -125,13 +135,13 @@ def heat(
     slider: bool = False,
     faint: bool = False,
 ) -> Chart:
-    """Values (C, columns) from 0 to `top`, or the largest; if `faint`, the page shines through
-    small ones.
+    """Return a heat map of values (C, columns) from 0 to `top`, or to the largest value.
 
-    With a slider, a column can be looked at by itself.
+    If `faint`, the page shines through small values. With a slider, a reader can look at a single
+    column.
     """
-    kept = thinned(len(columns), max(MOST_CELLS // max(len(rows), 1), 2))
-    cells, names = values[:, kept], [columns[i] for i in kept]
+    places = thinned(len(columns), max(MOST_CELLS // max(len(rows), 1), 2))
+    cells, names = values[:, places], [columns[i] for i in places]
     largest = top or float(np.nanmax(cells, initial=0.0)) or 1.0
     data = {
         "kind": "heat",
@@ -148,14 +158,13 @@ def heat(
     digits = 1 if np.any(np.nan_to_num(cells) % 1) else 0
     table = []
     for name, row in zip(rows[:MOST_ROWS], cells[:, few], strict=False):
-        table.append(
-            [name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row)]
-        )
+        words = ["" if math.isnan(value) else f"{value:,.{digits}f}" for value in row]
+        table.append([name, *words])
     notes = [
         fewer("classes", len(rows), len(table), len(rows)),
         fewer(f"{x}s", len(columns), len(few), len(names)),
     ]
-    head = ["class", *(f"{x} {names[i]}" for i in few)]
+    head = ["class"] + [f"{x} {names[i]}" for i in few]
     return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 
 
@@ -167,23 +176,24 @@ def dots(
     points: Sequence[tuple[str, float, float, int]],
     meaning: str,
 ) -> Chart:
-    """Points with a name, x, y and a round, the more opaque the later.
+    """Return a chart of points, each with a name, x, y and a round; the later, the more opaque.
 
-    Of too many, evenly spread ones.
+    Of too many points, it has evenly spread ones.
     """
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
-    places = [
-        [name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn
-    ]
-    rows = [[name, f"{at_x:.3g}", f"{at_y:.3g}"] for name, at_x, at_y, _ in drawn[:MOST_ROWS]]
+    places = []
+    for name, point_x, point_y, round in drawn:
+        places.append([name, *rounded(np.array([point_x, point_y])), round])
+    rows = []
+    for name, point_x, point_y, _ in drawn[:MOST_ROWS]:
+        rows.append([name, f"{point_x:.3g}", f"{point_y:.3g}"])
     note = f"{meaning} {fewer('points', len(points), len(rows), len(drawn))}".strip()
-    return Chart(
-        key, title, {"kind": "dots", "x": x, "y": y, "points": places}, ["point", x, y], rows, note
-    )
+    data = {"kind": "dots", "x": x, "y": y, "points": places}
+    return Chart(key, title, data, ["point", x, y], rows, note)
 
 
 def gaps(key: str, title: str, x: str, differences: Sequence[tuple[str, Difference]]) -> Chart:
-    """Differences by name, with their intervals where there are any, and what they are from."""
+    """Return a chart of differences by name, with their intervals, and what they are from."""
     rows: list[list[str]] = []
     points: list[dict[str, Any]] = []
     for name, gap in differences:
@@ -196,7 +206,7 @@ def gaps(key: str, title: str, x: str, differences: Sequence[tuple[str, Differen
 
 
 def thinned(count: int, most: int = MOST_POINTS) -> np.ndarray:
-    """Evenly spread places of so many, with the first and the last.
+    """Return at most `most` evenly spread places of `count`, with the first and the last place.
 
     >>> thinned(4), thinned(10, 4)
     (array([0, 1, 2, 3]), array([0, 3, 6, 9]))
@@ -205,18 +215,23 @@ def thinned(count: int, most: int = MOST_POINTS) -> np.ndarray:
 
 
 def fewer(things: str, there: int, table: int, figure: int) -> str:
-    """A sentence on what the table and the figure leave out.
+    """Return a sentence on what the table and the figure leave out; '' if they have all.
 
     >>> fewer("rounds", 200, 50, 200), fewer("rounds", 3, 3, 3)
     ('Of 200 rounds, the table has 50; the Parquet files have all.', '')
     """
-    parts = {"the table": table, "the figure": figure}
-    told = " and ".join(f"{part} has {shown:,}" for part, shown in parts.items() if shown < there)
-    return f"Of {there:,} {things}, {told}; the Parquet files have all." if told else ""
+    parts = []
+    if table < there:
+        parts.append(f"the table has {table:,}")
+    if figure < there:
+        parts.append(f"the figure has {figure:,}")
+    if not parts:
+        return ""
+    return f"Of {there:,} {things}, {' and '.join(parts)}; the Parquet files have all."
 
 
 def rounded(values: np.ndarray) -> list[float | None]:
-    """Numbers of six digits, and None for those that cannot be drawn.
+    """Return numbers with six digits, and None for those that cannot be drawn.
 
     >>> rounded(np.array([0.1 + 0.2, np.nan]))
     [0.3, None]

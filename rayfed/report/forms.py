@@ -1,44 +1,63 @@
-"""A table of numbers as Markdown, as LaTeX, and as comma-separated values; and what its columns of
-forgetting are.
+"""A table of numbers as Markdown, as LaTeX, and as comma-separated values.
+
+The keys and the words of its columns of forgetting are here as well.
 """
 
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-# Evaluated rounds, at most, in a mean of the last.
+# Most evaluated rounds in a mean of the last rounds.
 LAST = 10
-# What says the least that the accuracy says too, where a run has it, and else what every run has:
-# docs/forgetting.md.
+# The forgetting to show first: the measure that is least correlated with the accuracy, and then one
+# that every run has. See docs/forgetting.md.
 HEADLINES = (f"forgetting.local.last_{LAST}", f"forgetting.round.last_{LAST}")
 NAMES = ("peak", "round", "continual", "local", "aggregation")
-# Begins the key of the accuracy on a domain's test images.
+# The key of the accuracy on a domain's test images begins with this.
 DOMAIN = "domain."
-# Of runs that measured confusion matrices.
+# Only runs that measured confusion matrices of clients have these.
 OF_CLIENTS = ("local", "aggregation")
-KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))
-# Of what is unlikely to be chance.
+
+
+def _keys() -> tuple[str, ...]:
+    """Return the keys of all columns of forgetting: for each name the last value and the mean."""
+    keys = []
+    for name in NAMES:
+        keys += [f"forgetting.{name}", f"forgetting.{name}.last_{LAST}"]
+    return tuple(keys)
+
+
+KEYS = _keys()
+# How each form marks a number that is unlikely to be chance.
 MARKS = {
     "text": "{}*",
     "csv": "{}*",
     "md": "**{}**",
     "latex": r"\textbf{{{}}}",
 }
-# What Markdown does not take for letters.
+# In Markdown, these characters are not letters but marks.
 IN_NAMES = re.compile(r"\\(?!\|)|[*`<\[~]")
-# Begin what a spreadsheet computes.
+# A cell that begins with one of these is computed by a spreadsheet.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 TEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%$#_{}"}
-    | {
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
     }
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 )
 
 
@@ -46,34 +65,39 @@ class Sheet(NamedTuple):
     """A table in words and in numbers."""
 
     head: list[str]
-    # A cell for each column of `head`.
+    # Rows with a cell for each column of `head`.
     lines: list[list[str]]
-    # To be read with the table.
+    # What a reader of the table must know.
     notes: list[str]
-    # The same as plain numbers, for other programs; None where there is none.
+    # The rows as plain numbers for other programs; None where there is no number.
     records: list[dict[str, Any]]
 
 
 def markdown(sheet: Sheet) -> str:
-    """A table in Markdown, and its notes below it."""
-    head, *lines = [
-        list(map(_in_markdown, line, sheet.head)) for line in (sheet.head, *sheet.lines)
-    ]
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
-    return "\n\n".join([table, *map(one_line, sheet.notes)])
+    """Return a table in Markdown, with its notes below it."""
+    rule = ["---"] + ["---:"] * (len(sheet.head) - 1)
+    rows = [_markdown_row(sheet.head, sheet.head), f"| {' | '.join(rule)} |"]
+    rows += [_markdown_row(line, sheet.head) for line in sheet.lines]
+    blocks = ["\n".join(rows)] + [one_line(note) for note in sheet.notes]
+    return "\n\n".join(blocks)
+
+
+def _markdown_row(cells: Sequence[str], head: Sequence[str]) -> str:
+    """Return a row of a table in Markdown."""
+    return f"| {' | '.join(map(_in_markdown, cells, head))} |"
 
 
 def _in_markdown(cell: str, column: str) -> str:
-    """A cell on one line, with what ends a cell escaped; in a name, also what would be a mark, a
-    link or a tag.
+    """Return a cell on one line, with what ends a cell escaped.
+
+    In a name, what would be a mark, a link or a tag is escaped as well.
     """
     cell = one_line(cell).replace("|", "\\|")
     return IN_NAMES.sub(r"\\\g<0>", cell) if column in ("run", "from") else cell
 
 
 def one_line(text: str) -> str:
-    """A text with a space for each end of a line, of any system.
+    """Return a text with a space for each end of a line, of any system.
 
     >>> one_line("a\\r\\nb\\n")
     'a b'
@@ -82,18 +106,32 @@ def one_line(text: str) -> str:
 
 
 def latex(sheet: Sheet) -> str:
-    """A table in LaTeX, for the package booktabs, and its notes as comments below it."""
-    rows = [" & ".join(map(_tex, line, sheet.head)) + r" \\" for line in (sheet.head, *sheet.lines)]
-    # Or the end of the line above would take it.
-    rows = [f"{{}}{row}" if row[0] in "[*" else row for row in rows]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}"
-    table = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*table, *(f"% {one_line(note)}" for note in sheet.notes)])
+    """Return a table in LaTeX, for the package booktabs, with its notes as comments below it."""
+    head, *rows = [_tex_row(line, sheet.head) for line in [sheet.head, *sheet.lines]]
+    table = [
+        rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}",
+        r"\toprule",
+        head,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    table += [f"% {one_line(note)}" for note in sheet.notes]
+    return "\n".join(table)
+
+
+def _tex_row(cells: Sequence[str], head: Sequence[str]) -> str:
+    """Return a row of a table in LaTeX."""
+    row = " & ".join(map(_tex, cells, head)) + r" \\"
+    # LaTeX would read these characters as arguments of the end of the line above.
+    return f"{{}}{row}" if row[0] in "[*" else row
 
 
 def _tex(cell: str, column: str) -> str:
-    """A cell with LaTeX's special characters escaped, but for the mark around a number; names have
-    none.
+    """Return a cell with LaTeX's special characters escaped, except for the mark around a number.
+
+    Names have no mark.
     """
     cell = one_line(cell)
     before, after = MARKS["latex"].format("\0").split("\0")
@@ -103,7 +141,7 @@ def _tex(cell: str, column: str) -> str:
 
 
 def as_csv(sheet: Sheet) -> str:
-    """Comma-separated values: plain numbers, each in a column of its own, without the notes.
+    """Return comma-separated values: plain numbers in separate columns, without the notes.
 
     A name that a spreadsheet would compute as a formula begins with an apostrophe, which
     spreadsheets do not show.
@@ -117,12 +155,14 @@ def as_csv(sheet: Sheet) -> str:
 
 
 def _no_formula(value: Any) -> Any:
+    """Return a value, behind an apostrophe if a spreadsheet would compute it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def in_words(key: str, of: str = f"mean of last {LAST}") -> str:
-    """A column of forgetting or of a domain; `of` says which rounds a mean is of, as `mean_of`
-    does.
+def in_words(key: str, mean_words: str = f"mean of last {LAST}") -> str:
+    """Return the words for a column of forgetting or of a domain.
+
+    `mean_words` say which rounds a mean is of, as `mean_of` does.
 
     >>> in_words("forgetting.round"), in_words("forgetting.round.last_10"), in_words("domain.dslr")
     ('round forgetting (%)', 'round forgetting, mean of last 10 (%)', 'accuracy on dslr (%)')
@@ -130,11 +170,11 @@ def in_words(key: str, of: str = f"mean of last {LAST}") -> str:
     if key.startswith(DOMAIN):
         return f"accuracy on {key.removeprefix(DOMAIN)} (%)"
     name, _, mean = key.removeprefix("forgetting.").partition(".")
-    return f"{name} forgetting, {of} (%)" if mean else f"{name} forgetting (%)"
+    return f"{name} forgetting, {mean_words} (%)" if mean else f"{name} forgetting (%)"
 
 
 def mean_of(counts: Iterable[int]) -> str:
-    """Which rounds means are of, from the numbers of rounds that runs have a value of.
+    """Say which rounds means are of, from the numbers of rounds that runs have a value of.
 
     >>> mean_of([60, 10]), mean_of([3, 3]), mean_of([3, 60]), mean_of([1])
     ('mean of last 10', 'mean of all 3', 'mean of last 10 at most', 'mean of 1 round')

@@ -1,5 +1,6 @@
-"""The numbers of measured clients (`measure = ["local", "drift"]`), in which a client counts once
-per round.
+"""The numbers of measured clients (`measure = ["local", "drift"]`).
+
+A client counts once per round.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from rayfed.report.read import Group, Run, of_clients
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
-# Of the client's model on test examples that are distributed as the client's.
+# The accuracy of the client's model on test examples that are distributed as the client's.
 IN_LOCAL = "local.after.in_local"
 DISTANCES = {
     "drift.distribution_distance": "distribution distance (L1)",
@@ -24,25 +25,27 @@ DISTANCES = {
 
 
 class Spread(NamedTuple):
-    """The clients' values round by round."""
+    """The mean and the deviation of the clients' values, round by round."""
 
     rounds: np.ndarray
     mean: np.ndarray
-    # Of the population.
+    # The standard deviation of the population.
     deviation: np.ndarray
 
     def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
-        """A standard deviation below and above the mean, within what the values can be, 0 to
-        `most`.
+        """Return the mean minus and plus a standard deviation, within the values that can be.
+
+        These are 0 to `most`.
         """
-        return np.maximum(self.mean - self.deviation, 0), np.minimum(
-            self.mean + self.deviation, most
-        )
+        low = np.maximum(self.mean - self.deviation, 0)
+        high = np.minimum(self.mean + self.deviation, most)
+        return low, high
 
 
 def forgetting_of(run: Run) -> dict[str, float]:
-    """A run's values of `forms.KEYS`, in percent: of the last round with a value, and the mean of
-    the last.
+    """Return a run's values of `forms.KEYS` in percent.
+
+    They are those of the last round with a value, and the means of the last rounds.
     """
     values = {}
     for name, (_, of_rounds) in run.forgetting.items():
@@ -52,7 +55,7 @@ def forgetting_of(run: Run) -> dict[str, float]:
 
 
 def rounds_of_means(run: Run) -> dict[str, int]:
-    """How many rounds have a value that a mean of the last may take, by the mean's key in a table.
+    """Return how many rounds a mean of the last may take, by the mean's key in a table.
 
     Round 0 never counts: it is no outcome of training.
     """
@@ -65,8 +68,9 @@ def rounds_of_means(run: Run) -> dict[str, int]:
 
 
 def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
-    """Mean and standard deviation over the clients of each round; a client without the number does
-    not count.
+    """Return the mean and the standard deviation over the clients of each round.
+
+    A client without the number does not count.
     """
     rounds, index = np.unique(columns["round"], return_inverse=True)
     known = np.isfinite(columns[name])
@@ -74,13 +78,12 @@ def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
     counts = np.bincount(index, minlength=len(rounds))
     counts = np.where(counts, counts, np.nan)
     mean = np.bincount(index, values, len(rounds)) / counts
-    return Spread(
-        rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts)
-    )
+    squares = np.bincount(index, (values - mean[index]) ** 2, len(rounds))
+    return Spread(rounds, mean, np.sqrt(squares / counts))
 
 
 def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
-    """The notes of the clients of all runs, `round` and each name: (M,).
+    """Return the notes of the clients of all runs, `round` and each name: (M,).
 
     Raises `InputError` where a run has none.
     """
@@ -88,22 +91,27 @@ def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
     for run, columns in zip(runs, of_runs, strict=True):
         if not len(columns["round"]):
             raise unmeasured(run, measure, f"numbers of the measure '{measure}'")
-    return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
+    notes = {}
+    for name in of_runs[0]:
+        notes[name] = np.concatenate([columns[name] for columns in of_runs])
+    return notes
 
 
-def personalised(run: Run, last: int, when: str = "after") -> float:
-    """The mean accuracy in percent of the clients' models, after or before their training, on
-    examples as their own.
+def personalised(run: Run, num_rounds: int, when: str = "after") -> float:
+    """Return the mean accuracy in percent of the clients' models on examples as their own.
 
-    Over the clients of a round, each once, and over the last measured rounds.
+    The models are those after the training, or before it. The mean is over the clients of a round,
+    each once, and over the last `num_rounds` measured rounds.
     """
     name = f"local.{when}.in_local"
-    return float(over_clients(notes_of([run], "local", name), name, 100).mean[-last:].mean())
+    by_round = over_clients(notes_of([run], "local", name), name, 100)
+    return float(by_round.mean[-num_rounds:].mean())
 
 
 def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
-    """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet
-    have none.
+    """Return the error that says why a run lacks the numbers of a measure, and what helps.
+
+    The run's job may have asked for them.
     """
     if measure not in run.job["measure"]:
         return InputError(
@@ -118,7 +126,10 @@ def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
 
 
 def drifts(group: Group) -> Columns:
-    """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
+    """Return the round and the notes of `DISTANCES` of the measured clients (M,) that have both.
+
+    Raises `InputError` if there are none.
+    """
     columns = notes_of(group.runs, "drift", *DISTANCES)
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
     if not known.any():
@@ -130,7 +141,7 @@ def drifts(group: Group) -> Columns:
 
 
 def measured_on(run: Run) -> int:
-    """The test examples that a run's clients were measured on."""
+    """Return the number of test examples that a run's clients were measured on."""
     initial = read_table(run.folder, "classes").filter(pc.field("round") == 0)
     total = pc.sum(initial["predicted"]).as_py() or 0
     return min(run.job["measure_images"] or total, total)

@@ -1,8 +1,8 @@
-"""The page of a run, and the page that compares several runs: a single file of HTML each, from
-`templates/`.
+"""The page of a run, and the page that compares several runs.
 
-Its figures are drawn in the browser, by `templates/page.js` with the libraries in `vendor/`, which
-a page holds compressed. Without scripts there are the tables, which every figure has.
+Each is a single file of HTML, made from `templates/`. `templates/page.js` draws its figures in the
+browser, with the libraries in `vendor/`, which a page holds compressed. A reader without scripts
+has a table for each figure.
 """
 
 import base64
@@ -26,8 +26,9 @@ from rayfed.data.unevenness import in_words
 from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
-from rayfed.report.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
+from rayfed.report.read import ClassLoss, Group, Run, forgotten, grouped, read_run, shorten
 from rayfed.report.runs import legible, read_runs
+from rayfed.report.table import Row
 from rayfed.report.words import html_bar, listed, percent
 
 FORGETTING = (
@@ -43,7 +44,7 @@ NOT_ALL = (
 )
 HERE = files("rayfed.report")
 LIBRARIES = ("d3-7.9.0.min.js", "plot-0.6.17.umd.min.js")
-# Nothing else runs or loads.
+# The browser runs the page's own scripts. Nothing else runs or loads.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
 TEMPLATES = Environment(
@@ -56,38 +57,47 @@ TEMPLATES.filters["json"] = lambda value: Markup(
 
 
 def _of_model(model: dict[str, Any]) -> dict[str, Any]:
-    """A model's table without the keys of all models that have their defaults."""
-    default = table(Adapt())
-    return {
-        key: value for key, value in model.items() if key not in default or value != default[key]
-    }
+    """Return a model's table without the keys of all models that have their defaults."""
+    return _without_defaults(model, table(Adapt()))
+
+
+def _without_defaults(values: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without the keys that have their defaults.
+
+    >>> _without_defaults({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 0})
+    {'b': 2, 'c': 3}
+    """
+    shown = {}
+    for key, value in values.items():
+        if key not in default or value != default[key]:
+            shown[key] = value
+    return shown
 
 
 TEMPLATES.filters["of_model"] = _of_model
 
 
 def _of_partition(partition: dict[str, Any]) -> dict[str, Any]:
-    """A partition's table without the keys that have their defaults, except those that everybody
-    asks for.
+    """Return a partition's table without the keys that have their defaults.
+
+    The keys that everybody asks for stay.
     """
     # The runs of a row may have several rules: then their names are a list.
     name = partition.get("name")
     rule = PARTITIONS.get(name) if isinstance(name, str) else None
     default = {key.name: key.default for key in keys(rule)} if rule else {}
-    return {
-        key: value
-        for key, value in partition.items()
-        if key in (*ALWAYS_SHOWN, "seed") or key not in default or value != default[key]
-    }
+    for key in (*ALWAYS_SHOWN, "seed"):
+        default.pop(key, None)
+    return _without_defaults(partition, default)
 
 
 TEMPLATES.filters["of_partition"] = _of_partition
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
-    """Make a run's page from its folder alone: `report.html` in it, or `path`.
+    """Write a run's page from its folder alone, to `report.html` in it or to `path`.
 
-    Raises `InputError`.
+    Returns where the page is. Raises `InputError` if a file of the run is damaged.
     """
     with legible(folder):
         page = run_page(read_run(folder))
@@ -97,9 +107,10 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
-    """Make the page of several runs.
+    """Write the page of several runs, and return its path.
 
-    The others are compared with FedAvg, or else the first. Raises `InputError`.
+    The runs are compared with FedAvg, or else with the first run. Raises `InputError` if a file of
+    a run is damaged.
     """
     runs = read_runs(folders)
     with legible(*folders):
@@ -109,33 +120,9 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
 
 
 def run_page(run: Run) -> str:
-    """Everything about a run."""
+    """Return the page that shows everything about a run."""
     losses = forgotten(run)
-    played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
-    hashes = {
-        key: value
-        for key, value in run.environment.items()
-        if key not in ("method", "packages", "unevenness")
-    }
-    if "hardware" in hashes:
-        hashes["hardware"] = listed(
-            " ".join(map(str, of_kind.values())) for of_kind in hashes["hardware"]
-        )
-    if "resumed" in hashes:
-        hashes["resumed after round"] = listed(
-            each["after_round"] for each in hashes.pop("resumed")
-        )
-    drawn = {
-        "global": plots.global_model(grouped([run])) if played else [],
-        "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
-        "local": plots.local_models(run),
-        "clients": plots.clients(run) if sampled else [],
-        "partition": [],
-        "costs": plots.costs(run) if len(run.rounds["round"]) > 1 else [],
-    }
-    if len(run.partition["count"]):
-        drawn["partition"] = [plots.partition(run)]
     rows, more = _class_rows(run, losses)
     return rendered(
         "run.html",
@@ -147,19 +134,53 @@ def run_page(run: Run) -> str:
         more_classes=more,
         partition=_partition(run),
         clients=_clients(run),
-        environment=[*hashes.items(), *packages.items()],
-        drawn=drawn,
+        environment=[*_hashes(run).items(), *packages.items()],
+        drawn=_drawn(run),
     )
+
+
+def _hashes(run: Run) -> dict[str, Any]:
+    """Return the items of environment.json for a table, in words, without packages."""
+    left_out = ("method", "packages", "unevenness")
+    hashes = {key: value for key, value in run.environment.items() if key not in left_out}
+    if "hardware" in hashes:
+        kinds = [" ".join(map(str, kind.values())) for kind in hashes["hardware"]]
+        hashes["hardware"] = listed(kinds)
+    if "resumed" in hashes:
+        times = hashes.pop("resumed")
+        hashes["resumed after round"] = listed(time["after_round"] for time in times)
+    return hashes
+
+
+def _drawn(run: Run) -> dict[str, list[Chart]]:
+    """Return the charts of a run's page by their places in it."""
+    drawn: dict[str, list[Chart]] = {
+        "global": [],
+        "classes": [],
+        "local": plots.local_models(run),
+        "clients": [],
+        "partition": [],
+        "costs": [],
+    }
+    if len(run.rounds["round"]):
+        drawn["global"] = plots.global_model(grouped([run]))
+    if len(run.class_accuracy) > 1:
+        drawn["classes"] = [plots.class_accuracy(run)]
+    if len(run.clients["client"]):
+        drawn["clients"] = plots.clients(run)
+    if len(run.partition["count"]):
+        drawn["partition"] = [plots.partition(run)]
+    if len(run.rounds["round"]) > 1:
+        drawn["costs"] = plots.costs(run)
+    return drawn
 
 
 def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]], str]:
-    """A row per class, those that lost most first, and what to know about the rows."""
+    """Return a row per class, those that lost most first, and what to know about the rows."""
     shown = losses[:MOST_ROWS]
-    text = (
-        f" The {len(shown)} of {len(losses):,} classes that lost most."
-        if len(shown) < len(losses)
-        else ""
-    )
+    text = ""
+    if len(shown) < len(losses):
+        text = f" The {len(shown)} of {len(losses):,} classes that lost most."
     untrained = dict(zip(run.classes, run.class_accuracy[0], strict=False)) if losses else {}
     rows: list[list[Any]] = []
     for loss in shown:
@@ -172,69 +193,79 @@ def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]],
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """The curves of all runs in the same figures, and a table that is their legend; a group's runs
-    as one.
+    """Return the page with the curves of all runs in the same figures.
+
+    A table is their legend. A group's runs are one curve.
     """
     groups = grouped(runs)
     names = shorten(groups)
-    key = answers.shared([run for group in groups for run in group.counted])
+    counted: list[Run] = []
+    for group in groups:
+        counted += group.counted
+    key = answers.shared(counted)
     rows = compared.paired(runs)
     references = compared.references(groups, names, rows)
     targets = compared.targets(groups, names)
     asked = dict.fromkeys(references.values())
     target_words = [f"{percent(targets[name])} of {name}" for name in asked if name in targets]
-    gaps = (
-        []
-        if isinstance(rows, str)
-        else [(row.name, row.difference) for row in rows if row.difference]
-    )
+    numbers, statuses, partitions = [], [], []
+    for name, group in zip(names, groups, strict=True):
+        target = targets.get(references[name], np.nan)
+        numbers.append(compared.numbers(group, target, key))
+        statuses.append(listed(dict.fromkeys(run.status for run in group.runs)))
+        partitions.append(compared.partition_of(group))
+    headings = [name for name, _, _ in answers.headline(runs[0], key)]
     return rendered(
         "comparison.html",
         runs=runs,
         groups=groups,
         names=names,
         answers=answers.of_groups(groups, names, rows),
-        columns=[
-            "run",
-            "seed",
-            *(name for name, _, _ in answers.headline(runs[0], key)),
-            "rounds to target",
-        ],
-        numbers=[
-            compared.numbers(group, targets.get(references[name], np.nan), key)
-            for name, group in zip(names, groups, strict=True)
-        ],
-        statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
+        columns=["run", "seed", *headings, "rounds to target"],
+        numbers=numbers,
+        statuses=statuses,
         target=listed(target_words),
         references=listed(asked),
         forgetting=FORGETTING,
         not_all=not_all(runs),
         differences=compared.differences(groups),
-        partitions=[compared.partition_of(group) for group in groups],
-        several=any(
-            len({run.environment.get("partition") for run in group.runs}) > 1 for group in groups
-        ),
+        partitions=partitions,
+        several=any(_has_several_partitions(group) for group in groups),
         classes=compared.class_losses(groups),
         drawn={
             "global": plots.global_model(groups),
-            "gaps": [charts.gaps("gaps", "Paired differences", "points of the last accuracy", gaps)]
-            if gaps
-            else [],
+            "gaps": _gaps(rows),
             "local": list(plots.local_groups(groups)),
         },
     )
 
 
+def _has_several_partitions(group: Group) -> bool:
+    """Say whether the runs of a group have different partitions."""
+    return len({run.environment.get("partition") for run in group.runs}) > 1
+
+
+def _gaps(rows: Sequence[Row] | str) -> list[Chart]:
+    """Return the chart of the rows' differences, if there are any."""
+    if isinstance(rows, str):
+        return []
+    gaps = [(row.name, row.difference) for row in rows if row.difference]
+    if not gaps:
+        return []
+    return [charts.gaps("gaps", "Paired differences", "points of the last accuracy", gaps)]
+
+
 def card(folder: Path) -> str:
-    """A run for a notebook: its numbers, and its accuracy by round. Raises `InputError`."""
+    """Return a run's numbers and its accuracy by round, for a notebook.
+
+    Raises `InputError` if a file of the run is damaged.
+    """
     with legible(folder):
         run = read_run(folder)
-        line = (
-            plots.curves(grouped([run]), "test_accuracy", 100)[0]
-            if len(run.rounds["round"])
-            else None
-        )
-        curve = list(zip(line.x.tolist(), line.y.tolist(), strict=True)) if line else []
+        curve = []
+        if len(run.rounds["round"]):
+            line = plots.curves(grouped([run]), "test_accuracy", 100)[0]
+            curve = list(zip(line.x.tolist(), line.y.tolist(), strict=True))
         template = TEMPLATES.get_template("card.html")
         return template.render(
             run=run,
@@ -245,45 +276,51 @@ def card(folder: Path) -> str:
 
 
 def rendered(template: str, drawn: dict[str, list[Chart]], **values: Any) -> str:
-    """A page from its template, with the data of its figures, and a policy under which only its own
-    scripts run.
+    """Return a page made of its template and the data of its figures.
+
+    The page has a policy under which only its own scripts run.
     """
     script = HERE.joinpath("templates", "page.js").read_text("utf-8")
-    hashes = (hashlib.sha256(of.encode()).digest() for of in (libraries(), script))
-    policy = POLICY.format(
-        " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
-    )
+    policy = POLICY.format(f"{_hash_of(libraries())} {_hash_of(script)}")
+    data = {}
+    for of_place in drawn.values():
+        for chart in of_place:
+            data[chart.key] = {"title": chart.title, **chart.data}
     return TEMPLATES.get_template(template).render(
         **values,
         drawn=drawn,
-        charts={
-            chart.key: {"title": chart.title, **chart.data} for of in drawn.values() for chart in of
-        },
+        charts=data,
         library=packed(),
         script=Markup(script),
         policy=policy,
     )
 
 
+def _hash_of(script: str) -> str:
+    """Return the hash of a script as a policy names it."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
 @functools.cache
 def libraries() -> str:
-    """The libraries that draw, as one script."""
+    """Return the libraries that draw, as one script."""
     return "\n".join(HERE.joinpath("vendor", name).read_text("utf-8") for name in LIBRARIES)
 
 
 @functools.cache
 def packed() -> str:
-    """The same, compressed: 0.2 in place of 0.5 MB in each page."""
+    """Return the libraries compressed: 0.2 instead of 0.5 MB in each page."""
     return base64.b64encode(gzip.compress(libraries().encode(), mtime=0)).decode()
 
 
 def not_all(runs: Iterable[Run]) -> str:
-    """What to know about rounds without evaluation; '' where there is none."""
+    """Return what to know about rounds without evaluation; '' where there is none."""
     return NOT_ALL if any(not run.evaluated.all() for run in runs) else ""
 
 
 def _partition(run: Run) -> str:
-    """The partition in a sentence; '' where it is not known."""
+    """Return the partition in a sentence; '' where it is not known."""
     counts = run.partition["count"]
     if not len(counts):
         return ""
@@ -298,20 +335,20 @@ def _partition(run: Run) -> str:
 
 
 def _clients(run: Run) -> dict[str, Any]:
-    """A sentence about the clients that took part, and a table of the slowest; nothing where no
-    client has trained.
+    """Return a sentence about the clients that took part, and a table of the slowest.
+
+    Nothing is returned where no client has trained.
     """
     if not len(run.clients["client"]):
         return {}
     ids, index, sampled = np.unique(run.clients["client"], return_inverse=True, return_counts=True)
-    columns = (run.clients[column] for column in ("num_examples", "train_loss", "seconds"))
-    images, loss, seconds = (np.bincount(index, column) / sampled for column in columns)
-    slowest = np.argsort(-seconds, kind="stable")[:MOST_ROWS]
-    call = run.called
-    rows = [
-        [call(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"]
-        for i in slowest
-    ]
+    images = np.bincount(index, run.clients["num_examples"]) / sampled
+    loss = np.bincount(index, run.clients["train_loss"]) / sampled
+    seconds = np.bincount(index, run.clients["seconds"]) / sampled
+    rows: list[list[Any]] = []
+    for i in np.argsort(-seconds, kind="stable")[:MOST_ROWS]:
+        name = run.called(ids[i])
+        rows.append([name, f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"])
     return {
         "text": (
             f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} "

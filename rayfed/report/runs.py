@@ -1,4 +1,4 @@
-"""Runs read to be shown: a damaged file is one message."""
+"""Reading runs to show them, with one message for a damaged file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from rayfed.report.words import listed
 def legible(
     *folders: Path, otherwise: str = "move it away: the page does without it"
 ) -> Iterator[None]:
-    """`InputError` in place of whatever a damaged file raises while it is read and shown."""
+    """Raise `InputError` instead of whatever a damaged file raises while it is read and shown."""
     try:
         yield
     except InputError:
@@ -42,8 +42,13 @@ def legible(
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
-    paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+    """Return the runs in these folders, each once.
+
+    Raises `InputError` for a run with a damaged file.
+    """
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        paths |= {path.resolve(): path for path in find_runs(folder)}
     runs = []
     for path in paths.values():
         with legible(path, otherwise="leave this run out"):
@@ -52,35 +57,46 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
-    """The runs as tables and figures shall call them: with other words for steps of their names,
-    which must exist.
+    """Return the runs with labels, in which other words stand for steps of their names.
+
+    Tables and figures call the runs by these labels. Raises `InputError` if a step does not exist,
+    or if two groups of runs would have the same label.
     """
     groups = grouped(runs)
     names = [name.split("/") for name in shorten(groups)]
-    steps = {step for name in names for step in name}
+    steps = set().union(*names)
     for step in sorted(labels.keys() - steps):
         raise InputError(
             f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}"
         )
     words = {step: " ".join(harmless(label).split()) for step, label in labels.items()}
-    called = ["/".join(words.get(step, step) for step in name) for name in names]
+    called = [_relabelled(name, words) for name in names]
     twice = [name for name, count in Counter(called).items() if count > 1]
     if twice:
         raise InputError(
             f"--label: several runs would be called '{twice[0]}'; give each a name of its own"
         )
-    pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
-    return [
-        replace(run, label=label) for label, group in pairs for run in group.runs + group.behind
-    ]
+    runs_labelled = []
+    for label, group in zip(called, groups, strict=True):
+        for run in group.runs + group.behind:
+            runs_labelled.append(replace(run, label=label if labels else ""))
+    return runs_labelled
+
+
+def _relabelled(steps: Sequence[str], words: Mapping[str, str]) -> str:
+    """Return a name with other words for those of its steps that have some.
+
+    >>> _relabelled(["shards", "fedntd"], {"fedntd": "FedNTD (ours)"})
+    'shards/FedNTD (ours)'
+    """
+    return "/".join(words.get(step, step) for step in steps)
 
 
 def read_rounds(*folders: str | Path) -> pa.Table:
-    """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and
-    what a round has.
+    """Return the rounds of all runs in these folders, for example of a grid, as one table.
 
-    `run` is what `rayfed table` calls the row of the run; the other columns are those of
-    `rounds.parquet`. Raises `InputError` for what is no folder of runs.
+    Its columns are `run`, `seed`, and the columns of `rounds.parquet`. `run` is what `rayfed table`
+    calls the row of the run. Raises `InputError` for what is no folder of runs.
 
     >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
     ['run', 'seed', 'round', 'test_accuracy']
@@ -95,9 +111,7 @@ def read_rounds(*folders: str | Path) -> pa.Table:
     tables = []
     for name, group in zip(shorten(groups), groups, strict=True):
         for run in group.runs + group.behind:
-            whose = {
-                "run": [name] * len(run.evaluated),
-                "seed": [run.job["seed"]] * len(run.evaluated),
-            }
-            tables.append(pa.table(whose | run.rounds))
+            count = len(run.evaluated)
+            columns = {"run": [name] * count, "seed": [run.job["seed"]] * count}
+            tables.append(pa.table(columns | run.rounds))
     return pa.concat_tables(tables)
