@@ -1,3 +1,4 @@
-"""Whether a run's folder, or a published record of a run, is what its job gives; some rounds are
-played again.
+"""Checks of a run's folder, or of a published record of a run, against its job.
+
+Some rounds are played again.
 """

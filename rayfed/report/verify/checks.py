@@ -1,5 +1,6 @@
-"""What is checked of a run's folder, in order: checkpoints, origin, tables, and rounds that are
-played again.
+"""The checks of a run's folder.
+
+In order, these are its checkpoints, its origin, its tables, and rounds that are played again.
 """
 
 import json
@@ -32,28 +33,28 @@ from rayfed.report.verify.numbers import Numbers, Row, differing, of_tables, pla
 from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.executors import open_executor
 
-# Where bits may differ: docs/verify.md has what was measured.
+# How much numbers may differ where bits may differ. docs/verify.md says what was measured.
 WITHIN = 0.02
 CHECKPOINT = re.compile(r"round-(\d{5,})\.(json|safetensors)")
-# Hashes that no resume may change.
+# The hashes that no resume may change.
 FOR_EVER = ("data", "trace", "model")
 Facts = dict[str, Any]
 
 
 @dataclass
 class Environment:
-    """What is needed of `environment.json`, of a run and of each time that it was resumed."""
+    """The part of `environment.json` that is needed, of a run and of each time it was resumed."""
 
     hardware: list[dict[str, Any]]
     packages: dict[str, str | None]
     resumed: list["Environment"] = field(default_factory=list)
-    # That a record has; a run's folder does not say.
+    # The rounds of the checkpoints that a record has. A run's folder does not list them.
     checkpoints: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Summary:
-    """What is needed of `summary.json`."""
+    """The part of `summary.json` that is needed."""
 
     rounds: int = 0
     best: dict[str, Any] = field(default_factory=dict)
@@ -62,12 +63,11 @@ class Summary:
 def checks(
     folder: Path, *, every: bool = False, clients: int = 0, quick: bool = False
 ) -> Iterator[Check]:
-    """Check a run's folder, or a record of one, in which nothing is written.
+    """Check a run's folder, or a record of one, without writing into it.
 
-    Raises `InputError` where there is none.
-
-    Plays round 1 and the rounds after checkpoints again, or `every` round, or if `quick` round 1
-    alone; with `clients`, so many clients of each.
+    It plays round 1 and the rounds after checkpoints again, or `every` round, or if `quick` only
+    round 1. With `clients`, it trains so many clients of each round. Raises `InputError` if the
+    folder is neither.
     """
     job = job_of(folder, None, None)
     if job is None:
@@ -79,70 +79,91 @@ def checks(
 
 
 def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -> Iterator[Check]:
+    """Yield the checks of a run's folder, one after another."""
     began, summary = read_environment(folder), read_summary(folder)
     _refuse_misshapen(folder / "environment.json", began, Environment)
     _refuse_misshapen(folder / "summary.json", summary, Summary)
-    is_record = "checkpoints" in began
     saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
     yield "checkpoints", f"whole, of rounds {[*saved]}" if saved else "there are none", torn
     setup = open_setup(job)
     with open_executor(setup, on_ray=False) as workers:
         here, times = environment(setup, workers), [began, *began.get("resumed", [])]
         if times[-1].get("job") == job.hash(with_paths=True):
-            # A record of the time when paths were part of a job's hash.
+            # Older records have the hash of a job with its paths.
             here["job"] = times[-1]["job"]
         foreign = _foreign(setup, here, times, saved)
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
-            # Every number would be another.
+            # Every number would be another one.
             return
         tables = _tables(folder)
         recorded = of_tables(tables)
-        changed = [
-            fault for last in [*saved.values()][-1:] for fault in _changed(setup, recorded, last)
-        ]
-        changed += _odd_rows(tables) + _of_another_partition(folder, setup, is_record)
-        also = (
-            f"as in the checkpoint of round {max(saved)}" if saved else "no checkpoint has them too"
-        )
-        yield "tables", also, changed
-        if not changed:
-            apart = _apart(setup, tables, recorded, summary)
-            yield "tables", "accuracies, and the summary, follow from the other numbers", apart
-        others = {
-            line: ""
-            for time in times
-            for kind in _bits(time)
-            for line in differences(kind, _bits(here)[0])
-        }
-        loose = (
-            f"within {WITHIN:g}, and only after checkpoints, as bits may differ: "
-            f"{'; '.join(others)}"
-        )
-        yield (
-            "comparison",
-            loose if others else "bit for bit: hardware and versions are the run's",
-            [],
-        )
-        played = [row["round"] for row in tables["rounds"] if row["round"]]
-        kept = {number: each.restore(setup, workers) for number, each in saved.items()}
-        recorded |= {
-            at: number
-            for round in kept.values()
-            for at, number in of_checkpoint(round, workers).items()
-        }
-        again = Again(setup, workers, kept, recorded, WITHIN if others else 0.0)
+        yield from _table_checks(folder, setup, tables, recorded, saved, began, summary)
+        other_hardware = _other_hardware(times, here)
+        yield "comparison", _how_compared(other_hardware), []
+        restored = {number: held.restore(setup, workers) for number, held in saved.items()}
+        for round in restored.values():
+            recorded |= of_checkpoint(round, workers)
+        again = Again(setup, workers, restored, recorded, WITHIN if other_hardware else 0.0)
         # Where bits may differ, rounding grows from round to round: then only rounds after a
         # checkpoint can be compared.
-        again_played = to_play(played, saved, every=every and not others, quick=quick)
-        yield from again.play(again_played, clients)
+        played = [row["round"] for row in tables["rounds"] if row["round"]]
+        rounds = to_play(played, saved, every=every and not other_hardware, quick=quick)
+        yield from again.play(rounds, clients)
+
+
+def _table_checks(
+    folder: Path,
+    setup: Setup,
+    tables: dict[str, list[Row]],
+    recorded: Numbers,
+    saved: Mapping[int, Saved],
+    began: Facts,
+    summary: Facts,
+) -> Iterator[Check]:
+    """Yield the checks of the tables: by the last checkpoint, by the job, and among themselves."""
+    changed: list[str] = []
+    source = "no checkpoint has them too"
+    if saved:
+        changed += _changed(setup, recorded, list(saved.values())[-1])
+        source = f"as in the checkpoint of round {max(saved)}"
+    changed += _odd_rows(tables)
+    changed += _of_another_partition(folder, setup, is_record="checkpoints" in began)
+    yield "tables", source, changed
+    if not changed:
+        apart = _apart(setup, tables, recorded, summary)
+        yield "tables", "accuracies, and the summary, follow from the other numbers", apart
+
+
+def _other_hardware(times: Sequence[Facts], here: Facts) -> list[str]:
+    """Say in what the run's hardware and versions differ from those here; each difference once."""
+    ours = _bits(here)[0]
+    others: dict[str, None] = {}
+    for time in times:
+        for kind in _bits(time):
+            others |= dict.fromkeys(differences(kind, ours))
+    return list(others)
+
+
+def _how_compared(other_hardware: Sequence[str]) -> str:
+    """Say how closely numbers are compared, and why."""
+    if not other_hardware:
+        return "bit for bit: hardware and versions are the run's"
+    return (
+        f"within {WITHIN:g}, and only after checkpoints, as bits may differ: "
+        f"{'; '.join(other_hardware)}"
+    )
 
 
 def to_play(
     rounds: Iterable[int], saved: Collection[int], *, every: bool, quick: bool
 ) -> list[int]:
-    """Of the rounds of a run, those to be played again: round 1 and the rounds after checkpoints,
-    all, or round 1.
+    """Return the rounds of a run that are played again.
+
+    These are round 1 and the rounds after checkpoints, or every round, or only round 1.
+
+    >>> to_play(range(6), {3}, every=False, quick=False)
+    [1, 4]
     """
     trained = [number for number in rounds if number]
     if every:
@@ -153,23 +174,28 @@ def to_play(
 def _checkpoints(
     folder: Folder, began: Facts, summary: Facts
 ) -> tuple[dict[int, Saved], list[str]]:
-    """The whole checkpoints by their round, and what is wrong with the others, or with the best
-    weights.
+    """Return the complete checkpoints by their round, and what is wrong with the others.
+
+    What is wrong with the best weights is there as well.
     """
     whole: dict[int, Saved] = {}
     torn = []
-    there = {int(match[1]) for match in map(CHECKPOINT.fullmatch, folder.names()) if match}
-    last = {summary["rounds"]} if summary.get("status") == "done" and "rounds" in summary else set()
-    # As a record notes them.
-    for number in sorted(there | last | {*began.get("checkpoints", ())}):
+    expected = {int(match[1]) for match in map(CHECKPOINT.fullmatch, folder.names()) if match}
+    # A run that is done has a checkpoint of its last round.
+    if summary.get("status") == "done" and "rounds" in summary:
+        expected.add(summary["rounds"])
+    # A record lists its checkpoints.
+    expected |= set(began.get("checkpoints", ()))
+    for number in sorted(expected):
         try:
             whole[number] = read_saved(folder, number)
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
-    # An earlier checkpoint has the hash of earlier weights.
-    named = not torn and "checkpoints" not in began
-    # Which a record leaves out.
-    best = whole[max(whole)].manifest.get("best") if whole and named else None
+    # Only the last checkpoint has the hash of the final best weights. A record leaves these weights
+    # out.
+    best = None
+    if whole and not torn and "checkpoints" not in began:
+        best = whole[max(whole)].manifest.get("best")
     content = b""
     with suppress(OSError):
         content = folder.read(BEST)
@@ -182,23 +208,21 @@ def _checkpoints(
 def _foreign(
     setup: Setup, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
 ) -> list[str]:
-    """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and
-    jobs of checkpoints.
+    """Say which hashes of what went in, and which jobs of checkpoints, are different here.
+
+    The hashes are those in `environment.json` and in checkpoints.
     """
     origins: list[tuple[str, Facts, Sequence[str]]]
     origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
-    origins += [("environment.json", times[-1], ("job", *ORIGIN))]
-    origins += [
-        (f"the checkpoint of round {number}", each.manifest, ORIGIN)
-        for number, each in saved.items()
-    ]
-    faults = [
-        f"the hash of {line}"
-        for name, facts, keys in origins
-        for line in differences(_hashes(facts, keys), _hashes(here, keys), f"in {name}")
-    ]
-    for number, each in saved.items():
-        its_job = lineage_of(each.manifest["job"])
+    origins.append(("environment.json", times[-1], ("job", *ORIGIN)))
+    for number, held in saved.items():
+        origins.append((f"the checkpoint of round {number}", held.manifest, ORIGIN))
+    faults = []
+    for name, facts, keys in origins:
+        other = differences(_hashes(facts, keys), _hashes(here, keys), f"in {name}")
+        faults += [f"the hash of {line}" for line in other]
+    for number, held in saved.items():
+        its_job = lineage_of(held.manifest["job"])
         faults += other_lineage(
             its_job, setup.job.lineage(), f"in the checkpoint of round {number}", "in job.toml"
         )
@@ -206,22 +230,26 @@ def _foreign(
 
 
 def _hashes(facts: Facts, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the values of these keys; '' where there is none."""
     return {key: facts.get(key, "") for key in keys}
 
 
 def _refuse_misshapen(file: Path, content: Facts, kind: type) -> None:
-    """Raises `RunFailed` where a file of JSON is not as a run writes it."""
+    """Raise `RunFailed` if a file of JSON is not as a run writes it."""
     try:
         TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        places = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+        places = [".".join(map(str, fault["loc"])) for fault in error.errors()]
         raise RunFailed(
-            f"'{file}' is missing, or not as a run writes it: see {places} in it"
+            f"'{file}' is missing, or not as a run writes it: see {', '.join(places)} in it"
         ) from None
 
 
 def _tables(folder: Path) -> dict[str, list[Row]]:
-    """The rows of each table. Raises `RunFailed` where one cannot be read."""
+    """Return the rows of each table.
+
+    Raises `RunFailed` if one cannot be read.
+    """
     tables = {}
     for name in RESULTS:
         try:
@@ -236,25 +264,24 @@ def _tables(folder: Path) -> dict[str, list[Row]]:
 
 
 def _odd_rows(tables: Mapping[str, list[Row]]) -> list[str]:
-    """Rows that are there more than once, or of a round that the table of rounds does not have."""
+    """Say which rows are there more than once, or of a round that the table of rounds lacks."""
     played = {row["round"] for row in tables["rounds"]}
-    places = Counter(
-        (row["round"], place_of(name, row)) for name, rows in tables.items() for row in rows
-    )
-    faults = [
-        f"round {number}, {place}: {count} rows"
-        for (number, place), count in places.items()
-        if count > 1
-    ]
-    odd = [each for each in places if each[0] not in played]
-    return faults + [
-        f"round {number}, {place}: a row of a round that is not in rounds" for number, place in odd
-    ]
+    places: Counter[tuple[int, str]] = Counter()
+    for name, rows in tables.items():
+        places.update((row["round"], place_of(name, row)) for row in rows)
+    repeated, odd = [], []
+    for (number, place), count in places.items():
+        if count > 1:
+            repeated.append(f"round {number}, {place}: {count} rows")
+        if number not in played:
+            odd.append(f"round {number}, {place}: a row of a round that is not in rounds")
+    return repeated + odd
 
 
 def _of_another_partition(folder: Path, setup: Setup, is_record: bool) -> list[str]:
-    """Where the table of the partition does not have the images that the job deals; a record may be
-    without it.
+    """Say if the table of the partition does not have the images that the job gives to clients.
+
+    A record may be without this table.
     """
     try:
         table = read_table(folder, "partition")
@@ -268,51 +295,43 @@ def _of_another_partition(folder: Path, setup: Setup, is_record: bool) -> list[s
 
 
 def _changed(setup: Setup, recorded: Numbers, saved: Saved) -> list[str]:
-    """Which numbers are not as a checkpoint has them, or are not in it."""
-    tables = {
-        name: without_extra(name, saved.table(name), setup.job.train).to_pylist()
-        for name in RESULTS
-    }
-    more = {place: "nothing" for place in recorded if place[0] <= saved.round}
-    return differing(recorded, more | of_tables(tables), "in the checkpoint")
+    """Say which numbers are not as a checkpoint has them, or are not in it."""
+    tables = {}
+    for name in RESULTS:
+        table = without_extra(name, saved.table(name), setup.job.train)
+        tables[name] = table.to_pylist()
+    # A recorded number that the checkpoint lacks should not be there.
+    right: Numbers = {place: "nothing" for place in recorded if place[0] <= saved.round}
+    return differing(recorded, right | of_tables(tables), "in the checkpoint")
 
 
 def _apart(
     setup: Setup, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts
 ) -> list[str]:
-    """Which accuracies are not those of all classes together, and where the summary is not that of
-    the tables.
+    """Say which accuracies are not those of all classes together.
+
+    It also says where the summary is not that of the tables.
     """
     data = setup.federation
-    images = dict(
-        zip(
-            data.train.classes,
-            np.bincount(data.test.labels, minlength=data.num_classes),
-            strict=True,
-        )
-    )
-    # Images that are classified rightly, by round.
+    counts = np.bincount(data.test.labels, minlength=data.num_classes)
+    images = dict(zip(data.train.classes, counts, strict=True))
+    # By round, how many images are classified rightly.
     hits: Counter[int] = Counter()
     for row in tables["classes"]:
-        hits[row["round"]] += round(
-            np.nan_to_num((row["accuracy"] or 0.0) * images.get(row["class"], 0))
-        )
-    right = {
-        (number, "rounds", "test_accuracy"): count / len(data.test)
-        for number, count in hits.items()
-    }
-    whole = summarise(tables["rounds"])
-    # A place, which no table has.
-    whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")
-    there = {key: summary.get(key, "") for key in whole}
+        right_images = (row["accuracy"] or 0.0) * images.get(row["class"], 0)
+        hits[row["round"]] += round(np.nan_to_num(right_images))
+    right = {}
+    for number, count in hits.items():
+        right[number, "rounds", "test_accuracy"] = count / len(data.test)
+    expected = summarise(tables["rounds"])
+    # The path of the best weights is in the summary only, so it cannot be checked.
+    expected.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")
+    recorded_summary = {key: summary.get(key, "") for key in expected}
     faults = differing(recorded, right, "by the classes")
-    faults += differences(there, whole, "in summary.json", "in the tables")
-    played, wanted = whole["rounds"], setup.job.train.num_rounds
-    if (
-        summary.get("status") == "done"
-        and played < wanted
-        and not early_end(setup.job.train, tables["rounds"])
-    ):
+    faults += differences(recorded_summary, expected, "in summary.json", "in the tables")
+    played, wanted = expected["rounds"], setup.job.train.num_rounds
+    is_short = played < wanted and not early_end(setup.job.train, tables["rounds"])
+    if summary.get("status") == "done" and is_short:
         faults.append(
             f"status is done in summary.json, with {played} of {wanted} rounds in the tables"
         )
@@ -320,8 +339,6 @@ def _apart(
 
 
 def _bits(facts: Facts) -> list[dict[str, str]]:
-    """What bits depend on beside the job and rayfed's code, for each kind of hardware."""
-    return [
-        kind | {name: facts["packages"].get(name) for name in ("torch", "numpy")}
-        for kind in facts["hardware"]
-    ]
+    """Return what bits depend on besides the job and rayfed's code, for each kind of hardware."""
+    packages = {name: facts["packages"].get(name) for name in ("torch", "numpy")}
+    return [kind | packages for kind in facts["hardware"]]

@@ -1,4 +1,4 @@
-"""How long it takes to check runs, by the seconds that they have recorded."""
+"""An estimate of how long it takes to check runs, by the seconds that they have recorded."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -15,11 +15,11 @@ from rayfed.report.verify.checks import CHECKPOINT, to_play
 
 
 def seconds_of(folder: Path, *, every: bool, clients: int, quick: bool) -> float:
-    """Seconds that one process needs to play a run's rounds again; 0 for a folder that cannot be
-    read.
+    """Return the seconds that one process needs to play a run's rounds again.
 
-    Clients that trained side by side are trained one after the other here: a round takes their
-    seconds together, or its own if these are more.
+    They are 0 for a folder that cannot be read. Clients that trained side by side are trained one
+    after the other here: a round takes the sum of their seconds, or the round's own seconds if
+    these are more.
     """
     with suppress(
         InputError, Resumable, OSError, pa.ArrowException, KeyError, TypeError, ValueError
@@ -32,12 +32,13 @@ def seconds_of(folder: Path, *, every: bool, clients: int, quick: bool) -> float
         saved |= {*read_environment(folder).get("checkpoints", ())}
         rounds, of_clients = read_table(folder, "rounds"), read_table(folder, "clients")
         numbers = rounds["round"].to_pylist()
-        spent = dict(zip(numbers, rounds["seconds"].to_pylist(), strict=True))
-        owners = of_clients["round"].to_numpy()
-        trained = np.bincount(owners, of_clients["seconds"].to_numpy(), max(numbers, default=0) + 1)
+        of_round = dict(zip(numbers, rounds["seconds"].to_pylist(), strict=True))
+        trained_in = of_clients["round"].to_numpy()
+        seconds = of_clients["seconds"].to_numpy()
+        training = np.bincount(trained_in, seconds, max(numbers, default=0) + 1)
         played = to_play(numbers, saved, every=every, quick=quick)
         if clients:
-            counts = np.maximum(np.bincount(owners, minlength=len(trained)), 1)
-            return float(sum(clients * trained[number] / counts[number] for number in played))
-        return float(sum(max(trained[number], spent[number] or 0.0) for number in played))
+            counts = np.maximum(np.bincount(trained_in, minlength=len(training)), 1)
+            return float(sum(clients * training[number] / counts[number] for number in played))
+        return float(sum(max(training[number], of_round[number] or 0.0) for number in played))
     return 0.0
