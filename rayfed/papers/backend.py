@@ -1,5 +1,6 @@
-"""matplotlib, imported for figures that go to files: whatever window or notebook a variable names
-for others.
+"""The import of matplotlib for figures that go to files.
+
+An environment variable may name a window or a notebook as the backend of other figures.
 """
 
 import os
@@ -7,14 +8,14 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-# A notebook sets it for its kernel, and the commands that are started there inherit it.
+# A notebook sets this variable for its kernel. Commands that are started there inherit it.
 BACKEND = "MPLBACKEND"
 
 
 def import_matplotlib() -> None:
     """Import matplotlib, unless it is imported, without the backend that a variable names.
 
-    That may not be installed here, and a figure that goes to a file needs none. Where it is
+    The backend may not be installed here, and a figure that goes to a file needs none. If it is
     installed, it is set afterwards, for other figures of this process.
     """
     if "matplotlib" in sys.modules:

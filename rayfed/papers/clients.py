@@ -1,8 +1,8 @@
-"""Figures of the clients' models before and after their training, from the notes of `measure =
-["local", "drift"]`.
+"""Figures of the clients' models before and after their training.
 
-Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients
-of measured rounds.
+They are drawn from the notes of `measure = ["local", "drift"]`. Each figure is a function of runs,
+which raises `InputError` if a run lacks what is to be drawn. Shapes: `M` clients of measured
+rounds.
 """
 
 from collections.abc import Sequence
@@ -29,19 +29,20 @@ from rayfed.report.measured import (
 from rayfed.report.read import Group, Run
 from rayfed.report.words import listed
 
-# Rounds, from the first to the last that was measured.
+# Most rounds that have bars, from the first to the last that was measured.
 BARS = 5
-# That there can be.
+# The largest values that are possible.
 MOST = {"drift.distribution_distance": 2.0}
-# Opacity of the first round's points.
+# The opacity of the first round's points.
 FAINTEST = 0.2
-# Points that are drawn one by one in an SVG; more become a picture in it.
+# Most points that are drawn one by one in an SVG. More points become a picture in it.
 MOST_PATHS = 300
 
 
 def local(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD
-    Fig. 2 and 7).
+    """Draw the accuracy on all classes before and after local training, by round.
+
+    FedCAD Fig. 1; FedSSD Fig. 2 and 7.
     """
     groups = apart(runs)
     notes = [f"local.{when}.accuracy" for when in WHEN]
@@ -61,29 +62,25 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
-    """The accuracy on a client's own and on other classes before and after local training (FedNTD
-    Fig. 4 and 6).
+    """Draw the accuracy on a client's own and on other classes before and after local training.
 
-    In up to five rounds, or in one `round`; a row for each run.
+    It has a row for each run, in up to five rounds, or in one `round` (FedNTD Fig. 4 and 6).
     """
     groups = apart(runs)
-    notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
+    notes = []
+    for when in WHEN:
+        notes += [f"local.{when}.{where}" for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    drawn = {
-        name: rounds_of(group, measured[name]["round"], round) for name, group in groups.items()
-    }
+    drawn = {}
+    for name, group in groups.items():
+        drawn[name] = rounds_of(group, measured[name]["round"], round)
     caption = f"Learnt and forgotten: {of_whom(runs, measured)}"
     if round is None:
         caption += left_out(measured, drawn)
     figure, axes = panels(caption, len(groups), 2, 2.5, width, sharey=True)
     for row, (name, chosen) in zip(axes, drawn.items(), strict=True):
         for panel, (where, words) in zip(row, WHERE.items(), strict=True):
-            for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = over_clients(measured[name], f"local.{when}.{where}", 100)
-                rows = np.searchsorted(values.rounds, chosen)
-                low, high = values.band(100)
-                ends = np.stack([values.mean - low, high - values.mean])[:, rows]
-                bars(panel, np.arange(len(chosen)) + side, values.mean[rows], ends, when, label)
+            bars_of(panel, measured[name], where, chosen)
             panel.set_xticks(range(len(chosen)), map(str, chosen))
             panel.set(title=f"{name}\n{words}", ylim=(0, 100))
             panel.grid(False, axis="x")
@@ -94,8 +91,18 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
     return figure
 
 
+def bars_of(panel: Axes, columns: Columns, where: str, rounds: np.ndarray) -> None:
+    """Draw the bars of an accuracy before and after training in some rounds, side by side."""
+    for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
+        values = over_clients(columns, f"local.{when}.{where}", 100)
+        places = np.searchsorted(values.rounds, rounds)
+        low, high = values.band(100)
+        ends = np.stack([values.mean - low, high - values.mean])[:, places]
+        bars(panel, np.arange(len(rounds)) + side, values.mean[places], ends, when, label)
+
+
 def left_out(measured: dict[str, Columns], drawn: dict[str, np.ndarray]) -> str:
-    """The end of a caption: which measured rounds have no bars; '' where all have."""
+    """Return the end of a caption: which measured rounds have no bars; '' if all have."""
     rounds: set[int] = set()
     for name, columns in measured.items():
         rounds |= set(np.setdiff1d(columns["round"], drawn[name]).tolist())
@@ -106,12 +113,9 @@ def left_out(measured: dict[str, Columns], drawn: dict[str, np.ndarray]) -> str:
 
 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
-    """The end of a caption: of how many clients a round's numbers are, and on how many test
-    examples.
-    """
-    counts = np.concatenate(
-        [np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()]
-    )
+    """Return the end of a caption: the number of clients per round, and of test examples."""
+    of_runs = [np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()]
+    counts = np.concatenate(of_runs)
     on = f"on {span(measured_on(run) for run in runs)} test examples"
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
@@ -121,51 +125,43 @@ def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
 def bars(
     axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str
 ) -> None:
-    """Pale, hatched bars of before; full ones of after.
+    """Draw bars: pale, hatched ones for before the training, full ones for after it.
 
     `ends` (2, bars) go down and up from the heights.
     """
-    look: dict[str, Any] = (
-        {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
-        if when == "before"
-        else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
-    )
-    # A cap may lie on the axes' edge.
-    errors = {
-        "elinewidth": 1.0,
-        "ecolor": INK,
-        "capsize": 2,
-        "clip_on": False,
-    }
-    # An array of a single bar makes older NumPy warn.
+    look: dict[str, Any] = {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
+    if when == "before":
+        look = {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
+    # A cap may lie on the edge of the axes, where it would be cut off.
+    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2, "clip_on": False}
+    # An array with a single bar makes older versions of NumPy warn.
     error = ends.tolist() if ends.any() else None
     axes.bar(x, heights, 0.38, yerr=error, label=label, error_kw=errors, linewidth=0.8, **look)
 
 
 def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray:
-    """The measured rounds to draw: the given one, or up to five from the first to the last."""
-    there = np.unique(rounds)
+    """Return the measured rounds to draw: the given one, or up to five from the first to the last.
+
+    Raises `InputError` if the given round was not measured.
+    """
+    measured = np.unique(rounds)
     if round is None:
-        return there[thinned(len(there), BARS)]
-    if round not in there:
-        last = (
-            f"; the measured round before it is {there[there < round].max()}"
-            if (there < round).any()
-            else ""
-        )
+        return measured[thinned(len(measured), BARS)]
+    if round not in measured:
+        earlier = measured[measured < round]
+        hint = f"; the measured round before it is {earlier.max()}" if len(earlier) else ""
         raise InputError(
             f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in "
-            f"it{last}"
+            f"it{hint}"
         )
     return np.array([round])
 
 
 def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """How far clients move in weights, against how far the global model is from their labels
-    (FedNTD Fig. 8 a-d).
+    """Draw how far clients move in weights, by how far the global model is from their labels.
 
-    A panel of points for each run, with their correlation, and both distances by round. A point is
-    a client in a round.
+    There is a panel of points for each run, with their correlation, and both distances by round. A
+    point is a client in a round (FedNTD Fig. 8 a-d).
     """
     groups = apart(runs)
     measured = {name: drifts(group) for name, group in groups.items()}
@@ -178,21 +174,14 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
     for number, (panel, (name, columns)) in enumerate(zip(scatters, measured.items(), strict=True)):
         x, y = (columns[note] for note in DISTANCES)
         scatter(panel, number, columns["round"], x, y)
-        beyond = (
-            f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
-        )
+        beyond = ""
+        if (y > top).any():
+            beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}"
         panel.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
             values = over_clients(columns, note)
-            line(
-                axes,
-                number,
-                values.rounds,
-                values.mean,
-                values.band(MOST.get(note, np.inf)),
-                name,
-                len(groups),
-            )
+            band = values.band(MOST.get(note, np.inf))
+            line(axes, number, values.rounds, values.mean, band, name, len(groups))
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:
         axes.set_ylim(bottom=0)
@@ -206,20 +195,23 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def outlying(values: np.ndarray) -> float:
-    """The top of an axis: all values, or where a hundredth of them would squeeze the others
-    together, without those.
+    """Return the top of an axis, which shows all values unless a few would squeeze the others.
+
+    Then it does not show the largest hundredth of the values.
 
     >>> outlying(np.array([1.0, 2.0])), outlying(np.array([1.0] * 999 + [100.0]))
     (2.1, 1.3)
     """
-    usual = 1.3 * float(np.percentile(values, 99))
-    return max(1.05 * float(values.max()) if values.max() < 2 * usual else usual, 1e-9)
+    top = 1.3 * float(np.percentile(values, 99))
+    if values.max() < 2 * top:
+        top = 1.05 * float(values.max())
+    return max(top, 1e-9)
 
 
 def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-    """Points that are the more opaque the later their round."""
-    first, last = rounds.min(), rounds.max()
-    opacity = np.interp(rounds, [first, last], [FAINTEST, 1.0]) if last > first else 1.0
+    """Draw points that are the more opaque the later their round."""
+    start, end = rounds.min(), rounds.max()
+    opacity = np.interp(rounds, [start, end], [FAINTEST, 1.0]) if end > start else 1.0
     look: dict[str, Any] = {
         "color": COLOURS[number],
         "marker": MARKERS[number],
@@ -230,8 +222,9 @@ def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.nd
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> str:
-    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all
-    others.
+    """Return Spearman's correlation in words.
+
+    It is of ranks, as a few early clients may move a hundred times as far as all others.
 
     >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
     'rank correlation 0.50'
@@ -239,16 +232,15 @@ def correlation(x: np.ndarray, y: np.ndarray) -> str:
     >>> {correlation(one, one), correlation(two, same), correlation(same, two)}
     {'no correlation known'}
     """
-    known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-    return (
-        f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}"
-        if known
-        else "no correlation known"
-    )
+    is_known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+    if not is_known:
+        return "no correlation known"
+    return f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}"
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """
+    """Return the ranks of values from 0 on; equal values have the mean of their ranks.
+
     >>> ranks(np.array([5.0, 7.0, 5.0, 1.0]))
     array([1.5, 3. , 1.5, 0. ])
     """

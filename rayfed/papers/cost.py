@@ -1,4 +1,4 @@
-"""What a paper's table takes: runs, rounds, data, and a rough estimate of the computation."""
+"""The cost of a paper's table: runs, rounds, data, and a rough estimate of the computation."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from rayfed.data.here import is_here
 from rayfed.data.settings import Data
 from rayfed.grid.cells import Cell
 
-# Milliseconds of one core per training image of 32x32 (forward, backward), measured with batches of
-# 16 on a server's CPU in November 2026. It grows with the number of pixels.
+# The milliseconds of one core per training image of 32x32 (forward, backward). They were measured
+# with batches of 16 on a server's CPU in November 2026, and grow with the number of pixels.
 MILLISECONDS = {
     "lenet": 0.25,
     "cnn": 2.0,
@@ -21,7 +21,7 @@ MILLISECONDS = {
     "resnet50": 140.0,
     "resnet56": 19.0,
 }
-# For training, for testing, and their height.
+# The number of training images, the number of test images, and their height.
 IMAGES = {
     "fashion-mnist-mini": (10_000, 2_000, 28),
     "mnist": (60_000, 10_000, 28),
@@ -32,38 +32,37 @@ IMAGES = {
     "cinic10": (90_000, 90_000, 32),
     "tiny-imagenet": (100_000, 10_000, 64),
 }
-# Of a training image's cost: the forward pass.
+# A test image costs this share of a training image: it needs only the forward pass.
 TEST_SHARE = 1 / 3
 HOW = (
     "core-hours are rough: rounds x clients x images x the measured cost of a FedAvg step on one "
     "CPU core; a method with a teacher takes up to twice as much, a GPU far less"
 )
 SENTENCE = re.compile(r"(.+?(?<!Trans)(?<!Fig)(?<!al))[.:] (?=[A-Z0-9])")
-# Characters of what a table shows.
+# Most characters of the text that says what a table shows.
 LONGEST = 110
 
 
 class Cost(NamedTuple):
-    """Of all runs of a grid."""
+    """The cost of all runs of a grid."""
 
     methods: int
     settings: int
     runs: int
     # The fewest and the most of a run.
     rounds: tuple[int, int]
-    # Data sets, and whether they are here.
+    # The data sets, and whether they are on this machine.
     sources: dict[str, bool]
-    # None where a model or data set was not measured.
+    # None if the cost of a model or data set was not measured.
     core_hours: float | None
 
     def in_words(self) -> str:
-        """In a line."""
-        first, last = self.rounds
-        rounds = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        """Return the cost in a line."""
+        fewest, most = self.rounds
+        rounds = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
         counts = [_counted(self.methods, "method"), _counted(self.settings, "setting")]
-        data = ", ".join(
-            name if here else f"{name} (not here)" for name, here in self.sources.items()
-        )
+        names = [name if here else f"{name} (not here)" for name, here in self.sources.items()]
+        data = ", ".join(names)
         hours = "cost not known"
         if self.core_hours is not None:
             hours = f"about {_rounded(self.core_hours)} core-hours"
@@ -72,8 +71,9 @@ class Cost(NamedTuple):
 
 
 def shows(file: Path) -> str:
-    """What a job file says that its table shows: the first sentence after the command in its first
-    comment.
+    """Return what a job file says that its table shows.
+
+    This is the first sentence after the command in its first comment.
     """
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines()[1:]:
@@ -90,14 +90,14 @@ def shows(file: Path) -> str:
 
 
 def cost_of(cells: Sequence[Cell]) -> Cost:
-    """What the cells of a grid take. Nothing is read but the jobs' tables."""
+    """Return the cost of the cells of a grid, from the jobs' tables alone."""
     rounds = [int(_value(cell, "train", "num_rounds", 20)) for cell in cells]
     sources: dict[str, bool] = {}
     for cell in cells:
         source = str(_value(cell, "data", "source", "fashion-mnist-mini"))
         sources[source] = is_here(source, str(_value(cell, "data", "root", Data.root)))
     seconds = [_seconds(cell) for cell in cells]
-    known = [each for each in seconds if each is not None]
+    known = [of_cell for of_cell in seconds if of_cell is not None]
     return Cost(
         methods=len({cell.method for cell in cells}),
         settings=len({cell.setting for cell in cells}),
@@ -109,7 +109,10 @@ def cost_of(cells: Sequence[Cell]) -> Cost:
 
 
 def _seconds(cell: Cell) -> float | None:
-    """Seconds of one core that a run takes; None where its model or its data were not measured."""
+    """Return the seconds of one core that a run takes.
+
+    They are None if the cost of its model or data was not measured.
+    """
     model = cell.tables.get("model", "cnn")
     name = model if isinstance(model, str) else model.get("name", "cnn")
     of_data = IMAGES.get(str(_value(cell, "data", "source", "fashion-mnist-mini")))
@@ -132,21 +135,26 @@ def _seconds(cell: Cell) -> float | None:
 
 
 def _value(cell: Cell, table: str, key: str, default: Any) -> Any:
+    """Return a value of a job's table, or the default."""
     return cell.tables.get(table, {}).get(key, default)
 
 
 def _counted(count: int, word: str) -> str:
+    """Return a count with its word, in the plural unless it is 1.
+
+    >>> _counted(1, "run"), _counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def _rounded(hours: float) -> str:
-    """With one digit: more would be a promise.
+    """Return hours with one digit: more digits would be a promise.
 
     >>> _rounded(0.034), _rounded(7.7), _rounded(1234.5)
     ('0.03', '8', '1,000')
     """
-    return (
-        f"{float(f'{hours:.1g}'):,.2f}".rstrip("0").rstrip(".")
-        if hours < 1
-        else f"{float(f'{hours:.1g}'):,.0f}"
-    )
+    rounded = float(f"{hours:.1g}")
+    if hours < 1:
+        return f"{rounded:,.2f}".rstrip("0").rstrip(".")
+    return f"{rounded:,.0f}"

@@ -1,5 +1,6 @@
-"""The figure of a number by round: a line for each method, the mean over its seeds, in a band
-around them.
+"""The figure of a number by round.
+
+A line for each method shows the mean over its seeds, in a band around them.
 """
 
 from collections.abc import Sequence
@@ -16,58 +17,63 @@ from rayfed.report.plots import over_runs
 from rayfed.report.read import Run
 from rayfed.report.table import lacking
 
-# In percent.
+# These numbers are fractions of 1, which are drawn in percent.
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
 
 
 def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None = None) -> Figure:
-    """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to
-    the highest.
+    """Draw a number by round, as `series` returns it.
+
+    A line is the mean over seeds, in a band from the lowest seed to the highest.
     """
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
-    words = (
-        in_words(of)
-        if of.startswith(("forgetting.", DOMAIN))
-        else of.replace("_", " ") + " (%)" * (of in SHARES)
-    )
+    words = _words(of)
     caption = f"{words[:1].upper()}{words[1:]} by round"
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
         caption += f": means of n = {seeds} seeds, in bands from the lowest seed to the highest"
-    behind = [str(run.folder) for group in groups.values() for run in group.behind]
+    behind = []
+    for group in groups.values():
+        behind += [str(run.folder) for run in group.behind]
     if behind:
         caption += f"; not drawn, as other seeds have more rounds: {', '.join(behind)}"
     width = width or 5.5
     figure, axes = panels(caption, 1, 1, 0.65 * width, width=width)
     for number, (name, group) in enumerate(groups.items()):
         drawn = over_runs(name, number, [series(run, of) for run in group.runs])
-        low, high = (drawn.y if end is None else end for end in (drawn.low, drawn.high))
+        # The band of a single run has no width.
+        low = drawn.y if drawn.low is None else drawn.low
+        high = drawn.y if drawn.high is None else drawn.high
         scale = 100 if words.endswith("(%)") else 1
-        line(
-            axes[0, 0],
-            number,
-            drawn.x,
-            scale * drawn.y,
-            (scale * low, scale * high),
-            name,
-            len(groups),
-        )
+        band = (scale * low, scale * high)
+        line(axes[0, 0], number, drawn.x, scale * drawn.y, band, name, len(groups))
     axes[0, 0].set(xlabel="round", ylabel=words)
-    # In the order of the runs, as in tables.
+    # The legend has the order of the runs, as tables do.
     legend(figure, axes[0, 0], axes[0, 0].lines)
     return figure
 
 
-def series(run: Run, of: str) -> Series:
-    """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds: the rounds
-    that have it.
+def _words(of: str) -> str:
+    """Return the words for a number, with its unit if it is in percent.
+
+    >>> _words("test_accuracy"), _words("train_loss")
+    ('test accuracy (%)', 'train loss')
     """
-    known = {
-        name: (run.rounds["round"], values)
-        for name, values in run.rounds.items()
-        if name != "round"
-    }
-    known |= {f"forgetting.{name}": each for name, each in run.forgetting.items()}
+    if of.startswith(("forgetting.", DOMAIN)):
+        return in_words(of)
+    words = of.replace("_", " ")
+    return f"{words} (%)" if of in SHARES else words
+
+
+def series(run: Run, of: str) -> Series:
+    """Return the rounds that have a number, and its values.
+
+    A number is a column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds.
+    Raises `InputError` if the run does not have it.
+    """
+    known = {name: (run.rounds["round"], values) for name, values in run.rounds.items()}
+    del known["round"]
+    known |= {f"forgetting.{name}": of_name for name, of_name in run.forgetting.items()}
     known |= run.round_notes | run.notes
     if of not in known and of.startswith("forgetting.") and of.removeprefix("forgetting.") in NAMES:
         raise lacking(run, of)
@@ -76,5 +82,5 @@ def series(run: Run, of: str) -> Series:
             f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}"
         )
     rounds, values = known[of]
-    there = np.isfinite(values)
-    return rounds[there], values[there]
+    finite = np.isfinite(values)
+    return rounds[finite], values[finite]

@@ -16,14 +16,15 @@ from rayfed.papers.style import PICTURES
 
 
 class Kind(NamedTuple):
-    """A kind of figure: the function in `rayfed.papers` that draws it, a sentence, and the figures
-    that it redraws.
+    """A kind of figure: the function in `rayfed.papers` that draws it, and what it shows.
+
+    `papers` are the figures of papers that it redraws.
     """
 
     drawn_by: str
     what: str
     papers: str
-    # An option that only some kinds have.
+    # The option that the kind has and others do not have.
     takes: str = ""
 
 
@@ -78,12 +79,12 @@ KINDS = {
 def figure(
     kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any
 ) -> None:
-    """Draw a number by round, or a figure as the papers have it.
+    """Draw a number by round, or a figure as in the papers.
 
-    Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or
-    the folder of a grid, stand side by side. In forgetting and confusion there is one run per
-    panel; in the other kinds, runs whose names end in seed-0, seed-1, ... are one. What the
-    figure's caption should say is printed.
+    Without a KIND, this lists the kinds, each with the paper's figure that it redraws. Several
+    runs, or the folder of a grid, stand side by side. In forgetting and confusion there is one run
+    per panel. In the other kinds, runs whose names end in seed-0, seed-1, ... are one. The command
+    prints what the figure's caption should say.
 
     \b
     Examples:
@@ -94,10 +95,9 @@ def figure(
       rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
     if kind is None:
-        rows = [
-            ("kind", "what", "redraws"),
-            *((name, each.what, each.papers) for name, each in KINDS.items()),
-        ]
+        rows = [("kind", "what", "redraws")]
+        for name, of_kind in KINDS.items():
+            rows.append((name, of_kind.what, of_kind.papers))
         print(aligned(rows))
         return
     if kind not in KINDS:
@@ -117,7 +117,7 @@ def figure(
             "a page"
         )
     for name in options.keys() - {"width", KINDS[kind].takes}:
-        takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
+        takers = " and ".join(other for other, of_kind in KINDS.items() if of_kind.takes == name)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
     import_matplotlib()
     from rayfed.papers.panels import save

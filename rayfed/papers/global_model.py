@@ -1,7 +1,7 @@
-"""Figures of the global model: what it forgets, and which classes it takes for which.
+"""Figures of the global model: what it forgets, and which classes it confuses.
 
-Each is a function of runs, which stand side by side. Raises `InputError` where a run lacks what is
-to be drawn. Shapes: `E` evaluated rounds, `C` classes.
+Each figure is a function of runs, which stand side by side. It raises `InputError` if a run lacks
+what is to be drawn. Shapes: `E` evaluated rounds, `C` classes.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,19 @@ from rayfed.report.read import Run
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
-# Classes whose numbers fit into a confusion matrix.
+# Most classes whose numbers fit into a confusion matrix.
 FEW = 12
-# Confusion matrices, where none are named.
+# Most clients that have confusion matrices.
 CLIENTS = 3
-# Confusion matrices in a row.
+# Most confusion matrices in a row.
 ABREAST = 4
 
 
 def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """The accuracy that each class has lost since its best earlier round, by round (FedNTD Fig. 2,
-    eq. 5).
+    """Draw the accuracy that each class has lost since its best earlier round, by round.
 
-    The mean of a round's column is its forgetting. A class that is now at its best has lost less
-    than 0, drawn as 0.
+    FedNTD Fig. 2 and eq. 5. The mean of a round's column is its forgetting. A class that is now at
+    its best has lost less than 0, which is drawn as 0.
     """
     shown = single(runs, "a heat map")
     lost = {name: lost_of(run) for name, run in shown.items()}
@@ -67,11 +66,11 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
 
 
 def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has
-    lost (E, C) by then.
+    """Return the rounds (E,) that have an earlier peak, and the accuracy lost by then (E, C).
 
-    Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of
-    `train.eval_every`.
+    The losses are those of each class, in points. Peaks are as in `forgetting.peak`: of earlier
+    rounds without round 0, at multiples of `train.eval_every`. Raises `InputError` if there is no
+    peak.
     """
     trained = run.class_rounds > 0
     rounds, accuracy = run.class_rounds[trained], run.class_accuracy[trained]
@@ -82,31 +81,22 @@ def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def confusion(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
-    """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD
-    Fig. 2).
+    """Draw confusion matrices of the global model and of trained clients' models.
 
-    Each run begins a row, in `round`, or the last measured one; of the three measured clients with
-    the lowest numbers.
+    Each run begins a row, in `round`, or in the last measured round. It shows the three measured
+    clients with the lowest numbers (FedSSD Fig. 4, FedCAD Fig. 2).
     """
     shown = single(runs, "a confusion matrix")
     of_runs = {name: shown_matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
-    number_of_classes = most_classes(shown)
-    side = high(number_of_classes, 2.0, 4.0)
-    names = GLYPH * max(len(shortened(name)) for run in shown.values() for name in run.classes)
-    names = names if number_of_classes <= NAMED else 0.3
-    fitting = int((width - 1.0) / (side + names + 0.2) + 0.5) if width else ABREAST
-    columns = max(1, min(most, ABREAST, fitting))
-    side = max(0.3, (width - 1.0) / columns - names - 0.2) if width else side
-    size = {"height": side + names + 0.65, "width": width or columns * (side + names + 0.2) + 1.0}
+    columns, side, size = _confusion_size(shown, most, width)
     caption = "Confusion of classes"
-    measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
+    measured = [len(clients) for _, _, clients in of_runs.values()]
     if max(measured) > CLIENTS:
         caption += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(caption, len(shown) * -(-most // columns), columns, **size)
-    for row, (name, (number, of_models, _)) in zip(
-        axes.reshape(len(shown), -1), of_runs.items(), strict=True
-    ):
+    rows = axes.reshape(len(shown), -1)
+    for row, (name, (number, of_models, _)) in zip(rows, of_runs.items(), strict=True):
         run = shown[name]
         for panel in row[len(of_models) :]:
             panel.set_axis_off()
@@ -114,19 +104,45 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
             drawn = draw_confusion(panel, matrix, run.classes, side)
             model = "global model" if client < 0 else f"client {client}"
             panel.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
-            for text, held in zip(panel.get_yticklabels(), held_by(run, client), strict=False):
-                text.set_fontweight("bold" if held else "normal")
+            for text, is_held in zip(panel.get_yticklabels(), held_by(run, client), strict=False):
+                text.set_fontweight("bold" if is_held else "normal")
     for panel in axes[:, 0]:
         panel.set_ylabel("true class (bold: the client's)")
     bar_of(figure, drawn, axes, "share of the true class (%)")
     return figure
 
 
-def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarray], list[int]]:
-    """The round, the matrices (C, C) of the global model (-1) and of clients in it, and its
-    measured clients.
+def _confusion_size(
+    shown: dict[str, Run], most: int, width: float | None
+) -> tuple[int, float, dict[str, float]]:
+    """Return the columns of panels, the side of a matrix in inches, and the size of the figure.
 
-    The global model has none in a round that was not evaluated.
+    A run has at most `most` matrices.
+    """
+    number_of_classes = most_classes(shown)
+    names = 0.3
+    if number_of_classes <= NAMED:
+        names = GLYPH * max(_longest_name(run.classes) for run in shown.values())
+    side = high(number_of_classes, 2.0, 4.0)
+    fitting = int((width - 1.0) / (side + names + 0.2) + 0.5) if width else ABREAST
+    columns = max(1, min(most, ABREAST, fitting))
+    if width:
+        side = max(0.3, (width - 1.0) / columns - names - 0.2)
+    full_width = width or columns * (side + names + 0.2) + 1.0
+    return columns, side, {"height": side + names + 0.65, "width": full_width}
+
+
+def _longest_name(classes: Sequence[str]) -> int:
+    """Return the length of the longest shortened name."""
+    return max(len(shortened(name)) for name in classes)
+
+
+def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarray], list[int]]:
+    """Return the round, the matrices (C, C) of models in it, and the measured clients.
+
+    The matrices are those of the global model (-1) and of clients. The global model has none in a
+    round that was not evaluated. Raises `InputError` if the run has no matrices, or none in the
+    round.
     """
     table = confusions(run.folder, run.classes)
     if not len(table["round"]):
@@ -141,15 +157,17 @@ def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarr
         )
     of_models = matrices(table, round, len(run.classes))
     measured = sorted(client for client in of_models if client >= 0)
-    shown = {
-        client: of_models[client] for client in [-1, *measured[:CLIENTS]] if client in of_models
-    }
+    shown = {}
+    for client in [-1, *measured[:CLIENTS]]:
+        if client in of_models:
+            shown[client] = of_models[client]
     return round, shown, measured
 
 
 def draw_confusion(panel: Any, matrix: np.ndarray, classes: Sequence[str], inches: float) -> Any:
-    """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers,
-    where they fit.
+    """Draw a confusion matrix (C, C) as percentages of its rows.
+
+    Where they fit, percentages over 0.5 are numbers as well.
     """
     rates = 100 * metrics.row_normalised(matrix)
     drawn = panel.imshow(rates, cmap=RAMP, vmin=0, vmax=100, interpolation="none")
@@ -167,10 +185,14 @@ def draw_confusion(panel: Any, matrix: np.ndarray, classes: Sequence[str], inche
 
 
 def held_by(run: Run, client: int) -> list[bool]:
-    """Of each class, whether a client holds examples of it; of none for the global model (-1)."""
-    own = run.partition["class"][run.partition["client"] == client]
-    return [c in own for c in range(len(run.classes))]
+    """Say for each class whether a client holds examples of it.
+
+    The global model (-1) holds none.
+    """
+    classes = run.partition["class"][run.partition["client"] == client]
+    return [number in classes for number in range(len(run.classes))]
 
 
 def most_classes(shown: dict[str, Run]) -> int:
+    """Return the largest number of classes of a run."""
     return max(len(run.classes) for run in shown.values())

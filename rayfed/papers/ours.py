@@ -1,6 +1,6 @@
-"""How a paper's number is taken from a run of ours.
+"""Our number for each number of a paper, taken from a run.
 
-Accuracies are in percent, forgetting and alignment are fractions of 1, as in a paper's
+Accuracies are in percent. Forgetting and alignment are fractions of 1, as in a paper's
 `results.csv`.
 """
 
@@ -18,6 +18,7 @@ from rayfed.report.measured import over_clients
 from rayfed.report.read import Run, of_clients
 from rayfed.report.table import accuracies, figures
 
+# Metrics that no run has, and why.
 NOWHERE = {
     r"alignment_fc128_\w+": (
         "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart"
@@ -28,38 +29,41 @@ NOWHERE = {
 
 @dataclass(frozen=True)
 class Theirs:
-    """A paper's number for a cell of its grid, as it is printed."""
+    """A paper's number for a cell of its grid, as the paper prints it."""
 
     metric: str
     value: str
-    # Empty where it gives none.
+    # Empty if the paper prints none.
     spread: str
-    # Of which round: best, last, or empty where the paper does not say.
+    # The round of the number: best, last, or empty if the paper does not say it.
     stat: str
     note: str
 
 
 class Ours(NamedTuple):
-    """The number of a run; nan where there is none, and the note says why."""
+    """The number of a run; it is nan if there is none, and the note says why."""
 
     value: float
     note: str = ""
 
 
-def ours(run: Run, number: Theirs, baseline: Run | None, of: str = "last") -> Ours:
-    """Our number for a paper's number. Where the paper does not say of which round, `of` does."""
+def ours(run: Run, number: Theirs, baseline: Run | None, figure: str = "last") -> Ours:
+    """Return our number for a paper's number.
+
+    Where the paper does not say of which round it is, `figure` does.
+    """
     reason = without(number.metric)
     if reason:
         return Ours(math.nan, reason)
     for pattern, take in MEASURES.items():
         match = re.fullmatch(pattern, number.metric)
         if match:
-            return take(run, number, baseline, number.stat or of, *match.groups())
+            return take(run, number, baseline, number.stat or figure, *match.groups())
     raise AssertionError("`without` has a reason for every other metric")
 
 
 def without(metric: str) -> str:
-    """Why no run gives a metric; '' if a run does."""
+    """Return why no run has a metric; '' if a run has it."""
     for pattern, reason in NOWHERE.items():
         if re.fullmatch(pattern, metric):
             return reason
@@ -68,11 +72,11 @@ def without(metric: str) -> str:
 
 
 def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    unsaid = (
-        ""
-        if number.stat
-        else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
-    )
+    """Return an accuracy or the forgetting, as `rayfed table` has it."""
+    unsaid = ""
+    if not number.stat:
+        words = stat.replace("_", " ")
+        unsaid = f"the paper does not say of which round; ours is the {words}"
     if number.metric == "forgetting":
         lost = figures(run).get("forgetting", math.nan)
         return Ours(lost / 100, unsaid)
@@ -80,8 +84,9 @@ def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
 
 
 def _rounds_to_target(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    """Rounds to the last accuracy of FedAvg (FedSSD, Table 1), whose own number is all of its
-    rounds.
+    """Return the rounds to the last accuracy of FedAvg (FedSSD, Table 1).
+
+    FedAvg itself takes all of its rounds.
     """
     if baseline is None:
         return _no_baseline()
@@ -93,7 +98,7 @@ def _rounds_to_target(run: Run, number: Theirs, baseline: Run | None, stat: str)
 
 
 def _speed_up(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    """Against FedAvg in rounds to its best accuracy (FedLMD, Table 3)."""
+    """Return the speed-up in rounds to the best accuracy of FedAvg (FedLMD, Table 3)."""
     if baseline is None:
         return _no_baseline()
     target = np.nanmax(accuracies(baseline))
@@ -102,6 +107,7 @@ def _speed_up(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours
 
 
 def _no_baseline() -> Ours:
+    """Say that there is no run of FedAvg to compare with."""
     text = (
         "it needs the run of fedavg in this setting, with the same data, partition, seed and "
         "number of rounds"
@@ -110,11 +116,12 @@ def _no_baseline() -> Ours:
 
 
 def _not_reached(target: float, which: str) -> Ours:
+    """Say that a run does not reach the best or the last accuracy of FedAvg."""
     return Ours(math.nan, f"FedAvg's {which} accuracy, {100 * target:.2f} %, is not reached")
 
 
 def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
-    """Of the round that the paper's note names, or of the last evaluated round."""
+    """Return a class's accuracy in the round that the paper's note names, or else in the last."""
     named = re.search(r"after round (\d+)", number.note)
     wanted = int(named[1]) if named else int(run.class_rounds[-1])
     place = np.flatnonzero(run.class_rounds == wanted)
@@ -124,50 +131,49 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
 
 
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
-    """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table
-    2).
+    """Return the alignment of the features before the head (FedNTD, Table 2).
+
+    It is the mean over clients, or that of the global model.
     """
     notes = run.notes if which == "local" else run.round_notes
     names = sorted(name for name in notes if name.startswith("drift.alignment"))
     chosen = names[0] if len(names) == 1 else "drift.alignment"
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
-        return Ours(
-            math.nan, f'measure = ["drift"], without measure_layers, records the alignment{has}'
-        )
+        text = f'measure = ["drift"], without measure_layers, records the alignment{has}'
+        return Ours(math.nan, text)
     if which == "local":
         return Ours(float(over_clients(of_clients(run.folder, chosen), chosen).mean[-1]))
     return Ours(float(notes[chosen][1][-1]))
 
 
 def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: str) -> Ours:
-    """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD,
-    Table II).
+    """Return the accuracy on a domain in the last evaluated round (FedCSD, Table II).
+
+    The domain "mean" is the mean over the domains, whatever their sizes.
     """
-    of_run = {key: value for key, value in figures(run).items() if key.startswith(DOMAIN)}
-    by_domain = {key.removeprefix(DOMAIN).casefold(): value for key, value in of_run.items()}
+    by_domain = {}
+    for key, value in figures(run).items():
+        if key.startswith(DOMAIN):
+            by_domain[key.removeprefix(DOMAIN).casefold()] = value
     values = [value for name, value in by_domain.items() if domain in ("mean", name)]
     if not values:
         has = ", ".join(by_domain) or "none"
-        return Ours(
-            math.nan,
-            f"there is no accuracy by domain for it; the test data have these domains: {has}",
-        )
+        text = f"there is no accuracy by domain for it; the test data have these domains: {has}"
+        return Ours(math.nan, text)
     unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
     return Ours(float(np.mean(values)), unsaid)
 
 
 def _personalised(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of
-    all its rounds).
+    """Return the accuracy of the clients' models, as the mean of the last measured rounds.
+
+    PFLlib prints the best of all its rounds.
     """
     value = figures(run).get("personalised", math.nan)
-    return Ours(
-        value,
-        'measure = ["local"] records it'
-        if math.isnan(value)
-        else "the mean of the last ten measured",
-    )
+    if math.isnan(value):
+        return Ours(value, 'measure = ["local"] records it')
+    return Ours(value, "the mean of the last ten measured")
 
 
 MEASURES: dict[str, Callable[..., Ours]] = {

@@ -1,5 +1,6 @@
-"""Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey
-too, and its file.
+"""Panels of a figure, and the file of a figure.
+
+Runs stand side by side with shared axes, in looks that differ in grey as well.
 """
 
 import warnings
@@ -18,37 +19,33 @@ from rayfed.base.errors import InputError
 from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 from rayfed.report.read import Group, Run, grouped, shorten
 
-# With six colours, 42 looks.
+# With the six colours, these make 42 looks.
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
-# In a panel, which may be thick.
+# So many lines of a panel may be thick.
 FEW_LINES = 4
-# Side by side.
+# Most panels side by side.
 MOST_PANELS = 6
 # Inches that a panel needs for its title.
 NARROWEST = 2.3
-# Inches, the width of one, on average.
+# The average width of a letter in inches.
 GLYPH = 0.078
-# Inches that the name of a class takes.
+# Inches of height that the name of a class takes.
 ROW = 0.2
-# Its lower and its upper end.
+# The lower and the upper end of a band.
 Band = tuple[np.ndarray, np.ndarray]
-# Ever darker.
+# Higher values are darker.
 RAMP = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])
-# The same bytes for the same numbers.
-METADATAS = {
-    ".svg": METADATA,
-    ".pdf": {"CreationDate": None},
-}
+# Without these entries, the same numbers give the same bytes.
+METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}
 
 
 def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> str:
-    """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix.
+    """Draw a figure, write it as SVG, PNG or PDF, by the path's suffix, and return its caption.
 
-    Nothing is written where it cannot be drawn.
-
-    Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG
-    and PDF show a box.
+    Names stay text in SVG. If the font lacks a letter of a name, PNG and PDF show a box. Nothing is
+    written if the figure cannot be drawn. Raises `InputError` if it cannot be written, or if it is
+    too narrow.
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
@@ -61,7 +58,7 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
         except OSError as error:
             raise InputError(f"the figure cannot be written: {error}") from None
         except UserWarning:
-            # No room is left for an axis.
+            # The warning says that no room is left for an axis.
             raise InputError(
                 "the figure is too narrow for what stands side by side; give a larger --width"
             ) from None
@@ -69,27 +66,26 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
 
 
 def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
-    """The runs by the names of their panels; runs that differ in their seed alone are one.
+    """Return the runs by the names of their panels; runs that differ only in their seed are one.
 
-    Raises `InputError`.
+    Raises `InputError` for more than `most` panels.
     """
     groups = grouped(runs)
     if len(groups) > most:
         raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {most}")
-    names = [
-        group.runs[0].label or shortened(name)
-        for name, group in zip(shorten(groups), groups, strict=True)
-    ]
-    if len({*names}) < len(names):
-        # In the order given.
+    names = []
+    for name, group in zip(shorten(groups), groups, strict=True):
+        names.append(group.runs[0].label or shortened(name))
+    if len(set(names)) < len(names):
+        # Shortened names may be equal. Their numbers follow the order of the runs.
         names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]
     return dict(zip(names, groups, strict=True))
 
 
 def single(runs: Sequence[Run], picture: str) -> dict[str, Run]:
-    """The same for a figure that shows one run per panel, not a mean.
+    """Return the runs by the names of their panels, for a figure that shows one run per panel.
 
-    Raises `InputError` for several seeds.
+    Raises `InputError` for a group of several seeds.
     """
     groups = apart(runs)
     for name, group in groups.items():
@@ -102,88 +98,101 @@ def single(runs: Sequence[Run], picture: str) -> dict[str, Run]:
 
 
 def shortened(name: str) -> str:
-    """A run's name with its end, in which it differs from others, or a class's name."""
+    """Return a name that fits: of a longer name the end, in which it differs from others.
+
+    >>> shortened("a-very-long-prefix/dirichlet-0.1/fedavg")
+    '…ix/dirichlet-0.1/fedavg'
+    """
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 
 def panels(
     caption: str, rows: int, columns: int, height: float, width: float | None = None, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
+    """Return a figure with rows of panels, and the axes of the panels (rows, columns).
+
+    The figure is as wide as the page, unless there is a `width`.
+    """
     figure = Figure(figsize=(width or WIDTH, rows * height + 0.5), label=caption)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def wide(columns: int) -> float:
-    """The width of a figure, in inches, whose panels all have room for their titles; no less than
-    the page's.
+    """Return the width in inches of a figure whose panels all have room for their titles.
+
+    It is no less than the page's width.
     """
-    # Class names at the left, a scale of colours at the right.
+    # Class names at the left and a scale of colours at the right take 1.8 inches.
     return max(WIDTH, columns * NARROWEST + 1.8)
 
 
 def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
-    """The legend of a panel's looks, for all panels, below the figure, which grows from the second
-    row of names on.
+    """Put the legend of a panel's looks, which is for all panels, below the figure.
+
+    The figure grows from the second row of names on.
     """
     shown: Sequence[Any] = handles or axes.get_legend_handles_labels()[0]
     names = [str(handle.get_label()) for handle in shown]
-    # Inches, with the line beside the name.
+    # The inches of a name and the line next to it.
     column = 0.75 + 0.066 * max(map(len, names), default=0)
     columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
-    # Not a part of one.
+    # A part of a figure cannot grow.
     if isinstance(figure, Figure):
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(names) // columns) - 1))
     figure.legend(shown, names, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def span(numbers: Iterable[int]) -> str:
-    """
+    """Return the smallest and the largest of some numbers in words.
+
     >>> span([6, 6]), span([1000, 3])
     ('6', '3 to 1,000')
     """
-    low, *_, high = sorted([*numbers] * 2)
+    known = list(numbers)
+    low, high = min(known), max(known)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def looks(number: int) -> dict[str, Any]:
-    """The n-th of several lines: its colour, dashes and marker."""
-    marker = MARKERS[number % len(MARKERS)]
+    """Return the colour, dashes and marker of the n-th of several lines."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number % len(LINES)],
-        "marker": marker,
+        "marker": MARKERS[number % len(MARKERS)],
     }
 
 
 def line(
-    axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, band: Band, name: str, of: int = 1
+    axes: Axes,
+    number: int,
+    x: np.ndarray,
+    middle: np.ndarray,
+    band: Band,
+    name: str,
+    num_lines: int = 1,
 ) -> None:
-    """The n-th `of` so many lines with its band, and with a marker on some of its points; the more,
-    the fainter.
+    """Draw the n-th of `num_lines` lines with its band, and with a marker on some of its points.
+
+    The more lines there are, the fainter are their bands.
     """
+    opacity = min(0.15, 0.4 / num_lines)
+    colour = COLOURS[number % len(COLOURS)]
+    axes.fill_between(x, *band, color=colour, alpha=opacity, linewidth=0)
     every = max(1, -(-len(x) // 12))
-    axes.fill_between(
-        x, *band, color=COLOURS[number % len(COLOURS)], alpha=min(0.15, 0.4 / of), linewidth=0
-    )
     look = looks(number) | {
-        "linewidth": 1.8 if of <= FEW_LINES else 1.2,
+        "linewidth": 1.8 if num_lines <= FEW_LINES else 1.2,
         "markersize": 4.5,
         "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+        # Markers of several lines stand at different rounds.
+        "markevery": (number * every // 3 % every, every),
     }
-    axes.plot(
-        x,
-        middle,
-        label=name,
-        markeredgewidth=0.5,
-        markevery=(number * every // 3 % every, every),
-        **look,
-    )
+    axes.plot(x, middle, label=name, **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def high(number: int, least: float, most: float) -> float:
-    """Inches for the names of a number of classes, one below the other."""
+    """Return the inches of height for the names of a number of classes, within two bounds."""
     return min(max(ROW * number, least), most)
 
 
@@ -196,8 +205,9 @@ def cells(
     inches: float,
     colours: Colormap = RAMP,
 ) -> Any:
-    """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to
-    those beside it.
+    """Draw a heat map of values (places, C) from 0 to `top`.
+
+    Each place, which is a round or a client, reaches half-way to its neighbours.
     """
     ends = np.concatenate([[places[0] - 0.5], (places[1:] + places[:-1]) / 2, [places[-1] + 0.5]])
     rows = np.arange(len(classes) + 1) - 0.5
@@ -212,8 +222,9 @@ def cells(
 
 
 def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
-    """The names of classes down the vertical axis, of so many inches, in letters so small that they
-    do not touch.
+    """Write the names of classes down the vertical axis, which has so many inches.
+
+    The letters are so small that the names do not touch.
     """
     if len(classes) <= NAMED:
         size = min(LETTERS, 0.85 * 72 * inches / len(classes))
@@ -222,8 +233,8 @@ def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
 
 
 def bar_of(figure: Figure, shown: Any, axes: np.ndarray, unit: str, **options: Any) -> None:
-    """The scale of a figure's colours, which all its panels share."""
-    # A fifth of an inch wide, however high.
+    """Draw the scale of a figure's colours, which all its panels share."""
+    # This makes the scale a fifth of an inch wide, whatever its height.
     thin = 5 * figure.get_figheight()
     bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=thin, **options)
     bar.outline.set_visible(False)

@@ -1,11 +1,10 @@
-"""The commands `table` and `reproduce`: numbers of runs as papers print them, and beside a paper's."""
+"""The commands `table` and `reproduce`, which print numbers of runs as papers print them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from contextlib import redirect_stdout
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ OF_TEXT = (
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The papers' tables."""
+    """Return the papers' tables that complete what a user has typed."""
     from rayfed.papers.tables import grids
 
     return starting(incomplete, [*grids()])
@@ -104,12 +103,12 @@ def table(
 ) -> None:
     """Print the numbers of runs as a table.
 
-    As papers do: means over seeds, and differences from FedAvg, or from the first run if there is
-    no FedAvg, or from those that --from names. A difference is the mean over pairs of runs with the
-    same data, partition, seed and number of rounds; it has a 95 % interval by Student's t, and is
-    marked where that leaves 0 out. A run without such a pair begins a group of its own, and the
-    table says in what it differs. With --paper, each number of the paper's table in jobs/papers has
-    a line of its own, with ours beside it, and notes say what our runs did otherwise.
+    It has means over seeds, and differences from FedAvg. If there is no FedAvg, they are from the
+    first run; --from names another one. A difference is the mean over pairs of runs with the same
+    data, partition, seed and number of rounds. It has a 95 % interval by Student's t, and a mark if
+    the interval excludes 0. A run without such a pair begins a separate group, and the table says
+    in what it differs. With --paper, each number of the paper's table in jobs/papers has a line,
+    with our number next to it, and notes say what our runs did differently.
 
     \b
     Examples:
@@ -150,7 +149,7 @@ def table(
                 f"--{name} is for a table without --paper: a paper's table says what it has"
             )
     read = read_runs(runs) if paper is None else []
-    # This imports torch, which takes seconds. A wrong folder is told before.
+    # This imports torch, which takes seconds. An error about a wrong folder comes before.
     from rayfed.report.table import sheet
 
     text = StringIO()
@@ -167,36 +166,40 @@ def table(
         print(f"table in {output}")
 
 
-def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:
-    """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one
-    of `FORMS`.
+def print_paper(runs: Iterable[Path], name: str, form: str = "text", figure: str = "last") -> None:
+    """Print a paper's table, such as fedntd/table1, next to the runs in these folders.
+
+    `form` is one of `FORMS`.
     """
     from rayfed.papers.tables import read_paper, sheet
     from rayfed.report.runs import read_runs
 
     paper = read_paper(name)
-    print_sheet(sheet(read_runs(runs), paper, of), form)
+    print_sheet(sheet(read_runs(runs), paper, figure), form)
 
 
 def show_beside(table: str, cells: list[Cell]) -> None:
-    """Print a paper's table beside the finished cells; only their own table where it has no number."""
+    """Print a paper's table next to the finished cells.
+
+    If the paper has no number for them, only the table of the cells is printed.
+    """
     from rayfed.cli.grid import finished, show_results
     from rayfed.folder.places import folder_of
     from rayfed.papers.tables import plain, read_paper
 
     paper = read_paper(table)
-    if not any(
-        paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()
-    ):
+    if not any(paper.numbers.get(plain(cell.name)) for cell in cells):
         show_results(cells)
         print(f"\nresults.csv has no number for {'this run' if len(cells) == 1 else 'these runs'}")
-    elif done := finished(cells):
+        return
+    done = finished(cells)
+    if done:
         print()
         print_paper(map(folder_of, done), table)
 
 
 def list_tables(names: Iterable[str]) -> None:
-    """Print what each of these tables shows, and what it takes."""
+    """Print what each of these tables shows, and what it costs."""
     from rayfed.grid.cells import expand
     from rayfed.job import read_toml
     from rayfed.papers.cost import HOW, cost_of, shows
@@ -229,12 +232,12 @@ def reproduce(
 ) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the
-    tables, with what each shows, its runs, its data and a rough cost. A table is a grid in
-    jobs/papers, in the paper's protocol: up to hundreds of runs at full size, so see --list, and
-    choose with --rows. Runs that are done are not run again, and runs that were begun continue, so
-    the command may be stopped and given again. What -s changes in the protocol is named below the
-    table.
+    It prints our numbers next to the paper's. Without a name, or with a paper's name alone, it
+    lists the tables: what each shows, its runs, its data and a rough cost. A table is a grid in
+    jobs/papers, in the paper's protocol. It has up to hundreds of runs at full size, so see --list,
+    and choose with --rows. Runs that are done are not run again, and runs that were begun continue.
+    So you can stop the command and give it again. Below the table stands what -s changes in the
+    protocol.
 
     \b
     Examples:
@@ -263,4 +266,7 @@ def reproduce(
         return
     from rayfed.cli.grid import run_grid
 
-    run_grid(chosen, jobs, force, other_bits, partial(show_beside, table))
+    def show(cells: list[Cell]) -> None:
+        show_beside(table, cells)
+
+    run_grid(chosen, jobs, force, other_bits, show)

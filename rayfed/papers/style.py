@@ -1,21 +1,21 @@
-"""How matplotlib's figures look."""
+"""The look of matplotlib's figures."""
 
 from pathlib import Path
 
 STYLE = str(Path(__file__).parent / "figures.mplstyle")
-# Of lines and letters, as in the style.
+# The colour of lines and letters, as in the style.
 INK = "#010203"
-# As in the style.
+# The colours of lines, as in the style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# The same bytes for the same numbers.
+# Without these entries, the same numbers give the same bytes.
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-# Inches
+# The width of a figure in inches.
 WIDTH = 9.0
-# Points, as in the style.
+# The size of letters in points, as in the style.
 LETTERS = 9.0
-# Class names that fit beside a heat map.
+# Most class names that fit next to a heat map.
 NAMED = 60
-# Characters, of a class or a run.
+# Most characters of the name of a class or a run.
 LONGEST_NAME = 24
-# How the names of pictures end.
+# The suffixes of pictures.
 PICTURES = (".png", ".svg", ".pdf")

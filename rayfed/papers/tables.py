@@ -1,4 +1,4 @@
-"""A paper's table beside our runs, as long as it has numbers for them."""
+"""A paper's table next to our runs, where the paper has numbers for them."""
 
 import csv
 import math
@@ -22,42 +22,48 @@ BASELINE = "fedavg"
 
 @dataclass(frozen=True)
 class Paper:
-    """A table of a paper: its grid, and its numbers, by the name of a cell without the seed."""
+    """A table of a paper: its grid and its numbers, by the name of a cell without the seed."""
 
     cells: dict[str, Cell]
     numbers: dict[str, list[Theirs]]
 
     def unlike(self, run: Run) -> list[str]:
-        """How a run of the grid differs from it, with its own seed: a partition may follow the
-        seed.
+        """Say how a run of the grid differs from the grid.
+
+        The grid's job gets the seed of the run, as a partition may follow the seed.
         """
-        of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job["seed"]}).job().table()
+        cell = self.cells[plain(run.name)]
+        of_grid = Cell(cell.tables | {"seed": run.job["seed"]}).job().table()
         return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
-        """The run of FedAvg in the same setting, of the same data, partition, seed and number of
-        rounds.
+        """Return the run of FedAvg in the same setting that is a pair with a run.
+
+        It has the same data, partition, seed and number of rounds. If there is none, it is None.
         """
-        meant = self.cells[plain(run.name)].setting, BASELINE
-        cells = [self.cells.get(plain(other.name)) for other in runs]
-        same = (
-            other
-            for other, cell in zip(runs, cells, strict=True)
-            if cell and (cell.setting, cell.method) == meant
-        )
-        return next((other for other in same if pair_of(other) == pair_of(run)), None)
+        setting = self.cells[plain(run.name)].setting
+        for other in runs:
+            cell = self.cells.get(plain(other.name))
+            if not cell or (cell.setting, cell.method) != (setting, BASELINE):
+                continue
+            if pair_of(other) == pair_of(run):
+                return other
+        return None
 
 
 def plain(name: str) -> str:
-    """A run's name without the grid's own name, which may be changed, and without the seed."""
+    """Return a run's name without the seed and without the grid's name, which may be changed.
+
+    >>> plain("table1/mnist/fedavg/seed-0")
+    'mnist/fedavg'
+    """
     return SEED.sub("", name).partition("/")[2]
 
 
 def grids() -> dict[str, Path]:
-    """The papers' grids by their names, such as fedntd/table1.
+    """Return the papers' grids by their names, such as fedntd/table1.
 
-    They are those in jobs/papers in the current folder, or if there is none, those that came with
-    rayfed.
+    They are in jobs/papers in the current folder, or if there is no such folder, in rayfed.
     """
     here = Path("jobs/papers")
     folder = here if here.is_dir() else EXAMPLES / "papers"
@@ -68,77 +74,81 @@ def grids() -> dict[str, Path]:
 
 
 def grid_of(name: str) -> Path:
-    """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
-    every = grids()
-    if name not in every:
+    """Return the job file of a paper's table.
+
+    Raises `InputError` if `grids` has no such name.
+    """
+    files = grids()
+    if name not in files:
         raise InputError(
-            f"'{name}': there is no such grid in jobs/papers{did_you_mean(name, every)}"
+            f"'{name}': there is no such grid in jobs/papers{did_you_mean(name, files)}"
         )
-    return every[name]
+    return files[name]
 
 
 def read_paper(name: str) -> Paper:
-    """A table of a paper, such as fedntd/table1.
+    """Read a table of a paper, such as fedntd/table1.
 
-    Raises `InputError` where `grids` has no such name.
+    Raises `InputError` if `grids` has no such name.
     """
     path = grid_of(name)
     cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
         printed = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
-    numbers = {
-        name: [
-            Theirs(*(line[key] for key in ("metric", "value", "spread", "stat", "note")))
-            for line in printed
-            if (line["setting"], line["method"]) == (cell.setting, cell.method)
-        ]
-        for name, cell in cells.items()
-    }
+    numbers = {name: _numbers_of(cell, printed) for name, cell in cells.items()}
     return Paper(cells, numbers)
 
 
-# Beside ours
-# ----------------------------------------------------------------------------------------------------------
+def _numbers_of(cell: Cell, printed: Sequence[dict[str, str]]) -> list[Theirs]:
+    """Return the numbers that a paper prints for a cell."""
+    numbers = []
+    for line in printed:
+        if (line["setting"], line["method"]) == (cell.setting, cell.method):
+            numbers.append(
+                Theirs(line["metric"], line["value"], line["spread"], line["stat"], line["note"])
+            )
+    return numbers
+
+
+# Next to ours
+# --------------------------------------------------------------------------------------------------
 
 HEAD = ["run", "seeds", "rounds", "metric", "ours", "paper", "difference", "notes"]
-# By a word of a metric.
+# The unit of a metric, by a word in its name.
 UNITS = {"accuracy": "%", "forgetting": "of 1"}
-# By the first word of a metric; 2 for the others.
-DIGITS = {
-    "forgetting": 3,
-    "alignment": 3,
-    "rounds": 1,
-}
+# The digits of a metric, by the first word of its name. The others have 2.
+DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}
 
 
-def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
-    """A line for each number that the paper has for our runs; `of` which round where the paper does
-    not say.
+def sheet(runs: Sequence[Run], paper: Paper, figure: str = "last") -> Sheet:
+    """Return a line for each number that the paper has for our runs.
 
-    Raises `InputError` if no run is of the paper's grid.
+    Where the paper does not say of which round a number is, `figure` does. Raises `InputError` if
+    no run is of the paper's grid, or if the paper has no number for the runs.
     """
-    every_row = rows(runs, of)
-    evaluated = [run for row in every_row for run in (*row.runs, *row.behind)]
-    of_paper = [row for row in every_row if plain(row.runs[0].name) in paper.cells]
+    every_row = rows(runs, figure)
+    evaluated: list[Run] = []
+    for row in every_row:
+        evaluated += [*row.runs, *row.behind]
+    of_paper = [row for row in every_row if _name(row) in paper.cells]
     if not of_paper:
-        theirs, first = next(iter(paper.cells.values())).name, every_row[0].runs[0].name
+        name_there = SEED.sub("", next(iter(paper.cells.values())).name)
+        name_here = SEED.sub("", every_row[0].runs[0].name)
         raise InputError(
             "none of the runs is of the paper's grid: "
-            f"its runs are named as {SEED.sub('', theirs)}, this one {SEED.sub('', first)}"
+            f"its runs are named as {name_there}, this one {name_here}"
         )
-    of_paper.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
+    order = list(paper.cells)
+    of_paper.sort(key=lambda row: order.index(_name(row)))
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
-    # Note -> its number below the table.
+    # The number of each note below the table.
     marks: dict[str, int] = {}
     for row in of_paper:
-        about = remarks(row)
-        unlike = paper.unlike(row.runs[0])
-        if unlike:
-            about.insert(0, "other than the paper's grid: " + "; ".join(unlike))
-        for number in paper.numbers[plain(row.runs[0].name)]:
-            stat, of_ours = _ours(row, number, evaluated, paper, of)
-            notes = [*about, *of_ours]
+        about = _about(row, paper)
+        for number in paper.numbers[_name(row)]:
+            stat, notes = _ours(row, number, evaluated, paper, figure)
+            notes = about + notes
             if number.note:
                 notes.append(f"paper: {number.note}")
             numbered = sorted(marks.setdefault(note, len(marks) + 1) for note in notes)
@@ -148,30 +158,52 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
     if not lines:
         raise InputError(f"results.csv has no number for {', '.join(row.name for row in of_paper)}")
     below = [f"{mark}. {note}" for note, mark in marks.items()]
-    unprinted = [row.name for row in of_paper if not paper.numbers[plain(row.runs[0].name)]]
-    if unprinted:
-        below.append(f"results.csv has no number for {', '.join(unprinted)}")
-    others = [row.name for row in every_row if row not in of_paper]
-    if others:
-        below.append(f"not of the paper's grid: {', '.join(others)}")
+    below += _not_shown(every_row, of_paper, paper)
     return Sheet(HEAD, lines, below + left_out(runs), records)
 
 
+def _name(row: Row) -> str:
+    """Return the name of a row's cell in a paper's grid."""
+    return plain(row.runs[0].name)
+
+
+def _about(row: Row, paper: Paper) -> list[str]:
+    """Return the notes on all numbers of a row."""
+    notes = remarks(row)
+    unlike = paper.unlike(row.runs[0])
+    if unlike:
+        notes.insert(0, "other than the paper's grid: " + "; ".join(unlike))
+    return notes
+
+
+def _not_shown(every_row: Sequence[Row], of_paper: Sequence[Row], paper: Paper) -> list[str]:
+    """Say which rows the paper has no number for, and which are not of its grid."""
+    notes = []
+    unprinted = [row.name for row in of_paper if not paper.numbers[_name(row)]]
+    if unprinted:
+        notes.append(f"results.csv has no number for {', '.join(unprinted)}")
+    others = [row.name for row in every_row if row not in of_paper]
+    if others:
+        notes.append(f"not of the paper's grid: {', '.join(others)}")
+    return notes
+
+
 def _ours(
-    row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str
+    row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, figure: str
 ) -> tuple[Stat | None, list[str]]:
-    """Our mean over the seeds, None unless all runs have a number, and notes."""
-    of_runs = [ours(run, number, paper.baseline(run, runs), of) for run in row.runs]
-    lacking = [one for one in of_runs if math.isnan(one.value)]
+    """Return our mean over the seeds, which is None unless all runs have a number, and notes."""
+    of_runs = [ours(run, number, paper.baseline(run, runs), figure) for run in row.runs]
+    lacking = [of_run for of_run in of_runs if math.isnan(of_run.value)]
     if not lacking:
-        notes = [f"ours: {one.note}" for one in of_runs if one.note]
-        return spread([one.value for one in of_runs]), list(dict.fromkeys(notes))
+        notes = [f"ours: {of_run.note}" for of_run in of_runs if of_run.note]
+        return spread([of_run.value for of_run in of_runs]), list(dict.fromkeys(notes))
     part = f" (so in {len(lacking)} of {len(of_runs)} runs)" if len(lacking) < len(of_runs) else ""
-    return None, list(dict.fromkeys(f"ours: {one.note or 'not a number'}{part}" for one in lacking))
+    reasons = [f"ours: {of_run.note or 'not a number'}{part}" for of_run in lacking]
+    return None, list(dict.fromkeys(reasons))
 
 
 def _cells(number: Theirs, stat: Stat | None) -> list[str]:
-    """The metric, ours, the paper's, and the difference."""
+    """Return the cells of the metric, our number, the paper's number, and the difference."""
     digits = DIGITS.get(number.metric.split("_")[0], 2)
     metric = f"{number.metric}, {number.stat}" if number.stat else number.metric
     units = [unit for word, unit in UNITS.items() if word in number.metric]
@@ -183,6 +215,7 @@ def _cells(number: Theirs, stat: Stat | None) -> list[str]:
 
 
 def _record(row: Row, number: Theirs, stat: Stat | None, notes: Sequence[str]) -> dict[str, Any]:
+    """Return a line's numbers for other programs, by the names of their columns."""
     mean, deviation = stat or (None, None)
     return {
         "run": row.name,

@@ -1,7 +1,6 @@
-"""The figure of accuracy by unevenness: what each method loses as the clients' data become more
-unlike.
+"""The figure of accuracy by unevenness.
 
-Shapes: `S` settings.
+It shows what each method loses as the clients' data become more unlike.
 """
 
 import json
@@ -26,11 +25,11 @@ MEASURES = {
 
 
 def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
-    """The last accuracy by each measure of unevenness in which the runs' partitions differ: a line
-    for each method.
+    """Draw the last accuracy by each measure of unevenness in which the runs' partitions differ.
 
-    A point is a setting: over its seeds the mean, and the standard deviation of the accuracy as an
-    error bar. Raises `InputError` where no measure differs.
+    There is a line for each method. A point is a setting: the mean over its seeds, with the
+    standard deviation of the accuracy as an error bar. Raises `InputError` if no measure differs,
+    or if a run has no partition.
     """
     for run in runs:
         if not len(run.partition["count"]):
@@ -39,11 +38,8 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
                 "clients are"
             )
     settings = rows(runs)
-    uneven = {
-        name: np.array([np.mean([run.unevenness[name] for run in row.runs]) for row in settings])
-        for name in MEASURES
-    }
-    # Not for rounded sizes.
+    uneven = {name: _means(settings, name) for name in MEASURES}
+    # Sizes are rounded, so tiny differences are no differences of the settings.
     varied = [name for name, values in uneven.items() if np.ptp(values) > 1e-3]
     if not varied:
         raise InputError(
@@ -61,13 +57,13 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
         caption, 1, len(varied), 3.0, width=width or wide(len(varied)), sharey=True
     )
     for panel, name in zip(axes[0], varied, strict=True):
-        for number, held in enumerate(methods.values()):
-            ordered = sorted(held, key=uneven[name].__getitem__)
-            means, deviations = zip(
-                *(settings[each].figures["last"] for each in ordered), strict=True
-            )
+        for number, places in enumerate(methods.values()):
+            ordered = sorted(places, key=uneven[name].__getitem__)
+            stats = [settings[place].figures["last"] for place in ordered]
+            means = [mean for mean, _ in stats]
+            deviations = [deviation for _, deviation in stats]
             errors = None if None in deviations else deviations
-            label = _common([settings[each] for each in held])
+            label = _common([settings[place] for place in places])
             panel.errorbar(
                 uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number)
             )
@@ -77,10 +73,21 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
     return figure
 
 
+def _means(settings: Sequence[Row], measure: str) -> np.ndarray:
+    """Return a measure of unevenness for each setting: the mean over its runs."""
+    means = []
+    for row in settings:
+        means.append(np.mean([run.unevenness[measure] for run in row.runs]))
+    return np.array(means)
+
+
 def _common(settings: Sequence[Row]) -> str:
-    """What the names of a method's settings have in common, such as `fedavg` of
-    `dirichlet-0.1/fedavg`; else all.
+    """Return what the names of a method's settings have in common, or else all names.
+
+    For `dirichlet-0.1/fedavg` and `dirichlet-1/fedavg`, this is `fedavg`.
     """
     steps = [row.name.split("/") for row in settings]
-    shared = [step for step in steps[0] if all(step in other for other in steps)]
+    shared = steps[0]
+    for other in steps[1:]:
+        shared = [step for step in shared if step in other]
     return shortened("/".join(shared)) if shared else listed(row.name for row in settings)
