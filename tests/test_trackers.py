@@ -378,7 +378,7 @@ def test_a_run_is_shown_by_all_trackers_also_by_those_that_are_named_later(make_
 def test_the_round_that_is_being_written_waits(tmp_path):
     for round in range(3):
         record(tmp_path, round)
-    assert [round for round, _ in curves(tmp_path, 1, after=0, last=1)] == [1]
+    assert [round for round, _ in curves(tmp_path, 1, after=0, end=1)] == [1]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(

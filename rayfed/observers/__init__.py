@@ -1,1 +1,1 @@
-"""What may watch a run besides the recorder: trackers of curves and the page."""
+"""Observers that may watch a run besides the recorder: trackers of curves, and the page."""

@@ -1,5 +1,6 @@
-"""A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard
-output).
+"""The display of a run on the screen.
+
+On a terminal it is a bar, on standard error. Elsewhere it is a line per round, on standard output.
 """
 
 import logging
@@ -37,8 +38,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def follow() -> Iterator[Observer]:
-    """A display for `rayfed.run`, for as long as the context lasts."""
-    # Nobody watches.
+    """Return a display for `rayfed.run`, for as long as the context lasts."""
+    # A bar is for somebody who watches.
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         yield Lines()
         return
@@ -51,13 +52,13 @@ def follow() -> Iterator[Observer]:
 
 
 def on_screen(train: Callable[..., Any]) -> None:
-    """`train`, which gives a `Result`, with its progress shown, and its results."""
+    """Call `train`, which returns a `Result`, and show its progress and its results."""
     result = train(progress=True)
     print(result_text(result.path, read_summary(result.path)))
 
 
 class Lines(Observer):
-    """A header, then a line for each round; with `quiet` in the log only."""
+    """Prints a header, then a line for each round; if `quiet`, they are in the log only."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -70,13 +71,14 @@ class Lines(Observer):
         self._say(round_line(round, self._num_rounds))
 
     def _say(self, text: str) -> None:
+        """Log a text, and print it unless the display is quiet."""
         to_log(text)
         if not self._quiet:
             print(text, flush=True)
 
 
 class Bar(Observer):
-    """A header, then a bar that moves with each client."""
+    """Prints a header, then a bar that moves with each client."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -98,7 +100,7 @@ class Bar(Observer):
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
     def client(self, done: int, total: int) -> None:
-        # + 1 for the server's work.
+        # The work of the server counts as that of another client.
         self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")
 
     def restored(self, round: Round | None) -> None:
@@ -112,51 +114,52 @@ class Bar(Observer):
         self._finished(round)
 
     def ended(self, outcome: Outcome) -> None:
-        """The run has ended, maybe before its last round: nothing turns any more."""
-        # None where the run has not started.
+        """Stop the bar at the round that the run has reached, which may not be its last."""
+        # There is no task if the run has not started.
         for task in self._progress.task_ids:
             self._progress.update(task, round=self._round, total=self._round, completed=self._round)
 
     def _finished(self, round: Round) -> None:
+        """Show the results of a round, and that the next round begins."""
         self._round = round.round
-        # The first time only: the time counts from its end.
+        # Only the first call starts the task: the time counts from the end of the first round.
         self._progress.start_task(self._task)
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round)
             self._evaluated = f"accuracy {round.test_accuracy:.1%} in round {round.round}"
-        self._show(
-            round.round, round=min(round.round + 1, self._total), clients="", figures=figures
-        )
+        next_round = min(round.round + 1, self._total)
+        self._show(round.round, round=next_round, clients="", figures=figures)
 
     def _show(self, completed: float, **fields: Any) -> None:
+        """Move the bar, and fill in the fields of its line."""
         self._progress.update(self._task, completed=completed, refresh=True, **fields)
 
 
 def to_log(text: str) -> None:
-    """What is on the screen is in the run's log too: the screen may be closed before the run ends."""
+    """Log a text that is on the screen, as the screen may be closed before the run ends."""
     log.info("%s", text, extra={"on_screen": True})
 
 
 def bar_on(console: Console) -> Progress:
-    """An empty bar, with the columns that `Bar` fills."""
+    """Return an empty bar, with the columns that `Bar` fills."""
     return Progress(
         SpinnerColumn(finished_text=""),
         TextColumn("{task.description} round {task.fields[round]}/{task.fields[rounds]}"),
-        # What the words leave of the line.
+        # The bar takes what the words leave of the line.
         BarColumn(bar_width=None),
         TextColumn("{task.fields[clients]}"),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         expand=True,
-        # Clients come in bursts: only the mean speed predicts the end.
+        # Clients answer in bursts, so only the mean speed predicts the end.
         speed_estimate_period=math.inf,
     )
 
 
 def header(setup: Setup) -> str:
-    """The run that is about to start, in a few lines."""
+    """Describe the run that is about to start, in a few lines."""
     job, federation = setup.job, setup.federation
     parameters = sum(parameter.numel() for parameter in setup.model.parameters())
     training = sum(parameter.numel() for parameter in parameters_of(setup.model).values())
@@ -175,20 +178,21 @@ def header(setup: Setup) -> str:
 
 
 def images_text(federation: Federation) -> str:
-    """The number of images, or other examples, for training and for testing, and their shape."""
+    """Return the number of images, or other examples, to train and to test on, and their shape."""
     return f"{len(federation.train):,} + {len(federation.test):,} of {federation.inputs.size}"
 
 
 def clients_text(federation: Federation) -> str:
-    """The number of clients, and how many images, or other examples, they hold."""
+    """Return the number of clients, and how many images, or other examples, they hold."""
     sizes = federation.partition.sizes
-    least, most = (f"{size:,}" for size in (sizes.min(), sizes.max()))
+    least, most = sizes.min(), sizes.max()
+    held = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     what = "images" if isinstance(federation.inputs, Images) else "examples"
-    return f"{len(sizes):,} with {least if least == most else f'{least} to {most}'} {what} each"
+    return f"{len(sizes):,} with {held} {what} each"
 
 
 def partition_text(rule: Rule) -> str:
-    """Returns a partition rule in words, with its keys as in a job file, without most defaults."""
+    """Return a partition rule in words, with its keys as in a job file, without most defaults."""
     values = write_rule(rule)
     words = [values.pop("name")]
     defaults = {field.name: field.default for field in fields(rule)}  # type: ignore[arg-type]
@@ -199,53 +203,56 @@ def partition_text(rule: Rule) -> str:
 
 
 def model_text(model: Model) -> str:
-    """Returns a model in words, with the options that a job gives it, as in a job file.
+    """Return a model in words, with the options that a job gives it, as in a job file.
 
     >>> model_text(Model("resnet18", {"norm": "group"}, Adapt(freeze=["head.*"])))
     "resnet18, norm = 'group', freeze = ['head.*']"
     """
-    words = [model.name, *(f"{key} = {value!r}" for key, value in model.options.items())]
+    words = [model.name] + [f"{key} = {value!r}" for key, value in model.options.items()]
     defaults = table(Adapt())
     for key, value in table(model.adapt).items():
         if value == defaults[key]:
             continue
         if isinstance(value, dict):
-            words += [f"{key}.{name} = {each!r}" for name, each in value.items()]
+            words += [f"{key}.{name} = {option!r}" for name, option in value.items()]
         else:
             words.append(f"{key} = {value!r}")
     return ", ".join(words)
 
 
 def ray_text(job: Job) -> str:
-    """Where the work will be done."""
+    """Say where the work will be done."""
     if job.ray.mode == "off":
         return "off: in this process"
     at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
-    gpus = (
-        "its part of a GPU, if there are GPUs"
-        if job.ray.num_gpus == "auto"
-        else f"{job.ray.gpu_share:g} GPU"
-    )
+    if job.ray.num_gpus == "auto":
+        gpus = "its part of a GPU, if there are GPUs"
+    else:
+        gpus = f"{job.ray.gpu_share:g} GPU"
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:
-    """How a run ended, and where its results are."""
+    """Say how a run ended, and where its results are."""
     rows = []
     for which in ("best", "last"):
         of_round = summary[which]
-        words = [f"accuracy {of_round['test_accuracy']:.1%}", *forgetting_text(of_round)]
-        rows.append((which, "  ".join([*words, f"in round {of_round['round']}"])))
+        words = [f"accuracy {of_round['test_accuracy']:.1%}"]
+        words += forgetting_text(of_round)
+        words.append(f"in round {of_round['round']}")
+        rows.append((which, "  ".join(words)))
     if any((summary[which]["forgetting"] or 0) < 0 for which in ("best", "last")):
         rows.append(("", f"({BELOW_ZERO})"))
     if summary.get("no_better_than_a_guess"):
         rows.append(("note", summary["no_better_than_a_guess"]))
     if summary.get("ended_early"):
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
-    return aligned([*rows, ("results", shown(path))])
+    rows.append(("results", shown(path)))
+    return aligned(rows)
 
 
 def round_line(round: Round, num_rounds: int) -> str:
+    """Return the line of a round: its number, its results, and its seconds."""
     words = [f"round {round.round:{len(str(num_rounds))}}/{num_rounds}", figures_text(round)]
     if round.train_loss is not None:
         words.append(f"loss {round.train_loss:.3f}")
@@ -255,6 +262,7 @@ def round_line(round: Round, num_rounds: int) -> str:
 
 
 def figures_text(round: Round) -> str:
+    """Return the accuracy and the forgetting of a round, or that it was not evaluated."""
     if round.test_accuracy is None:
         return "not evaluated"
     words = f"accuracy {round.test_accuracy:5.1%}"
@@ -262,13 +270,20 @@ def figures_text(round: Round) -> str:
 
 
 def cell_text(summary: dict[str, Any]) -> str:
-    """How a run of a grid ended; `run 2/9  NAME` stands before it."""
-    best, last = summary["best"], summary["last"]
-    words = [f"best {best['test_accuracy']:.1%}", f"last {last['test_accuracy']:.1%}"]
-    return "  ".join([*words, *forgetting_text(last)])
+    """Say how a run of a grid ended; `run 2/9  NAME` stands before it."""
+    last_round = summary["last"]
+    words = [
+        f"best {summary['best']['test_accuracy']:.1%}",
+        f"last {last_round['test_accuracy']:.1%}",
+    ]
+    words += forgetting_text(last_round)
+    return "  ".join(words)
 
 
 def forgetting_text(of_round: Mapping[str, Any]) -> list[str]:
-    """The forgetting of an evaluated round, as a list; empty where nothing could be forgotten yet."""
+    """Return the forgetting of an evaluated round in words, as a list.
+
+    The list is empty if nothing could be forgotten yet.
+    """
     lost = of_round["forgetting"]
     return [] if lost is None else [f"forgetting {lost:.1%}"]

@@ -26,9 +26,12 @@ class Page(Observer):
 
 
 def write_page(path: Path) -> None:
-    """Write the page of a run's folder. A run does not fail if its page cannot be made."""
+    """Write the page of a run's folder, or log why it cannot be made.
+
+    A run does not fail if its page cannot be made.
+    """
     try:
-        # It imports jinja2, which nothing before this needs.
+        # This imports jinja2, which nothing before needs.
         from rayfed.report.page import write_report
 
         write_report(path)

@@ -13,5 +13,6 @@ def usual_observers(job: Job) -> list[Observer]:
     Raises `InputError`, with the command that helps, if the package of a tracker is not installed.
     """
     # A tracker that is named twice would get each number twice.
-    trackers = [Tracking(name, job) for name in dict.fromkeys(job.track)]
-    return [*trackers, Page(folder_of(job))]
+    observers: list[Observer] = [Tracking(name, job) for name in dict.fromkeys(job.track)]
+    observers.append(Page(folder_of(job)))
+    return observers

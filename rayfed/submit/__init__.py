@@ -1,1 +1,1 @@
-"""A run as a job on a cluster."""
+"""Runs that are sent to a cluster as jobs, and runs that work on this machine."""

@@ -1,8 +1,8 @@
-"""What a submission asks for beside its files: variables and packages for its processes, and a
-place for its driver.
+"""What a submission asks for besides its files.
 
-Packages are installed by pip: it builds on those of the cluster's nodes, where uv would install
-another torch.
+These are variables and packages for its processes, and a place for its driver. Packages are
+installed by pip: it builds on the packages of the cluster's nodes, where uv would install another
+torch.
 """
 
 import re
@@ -13,17 +13,18 @@ import click
 
 from rayfed.base.errors import InputError
 
-SET = (
-    # In a submitted job, by rayfed and Ray.
-    "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"
-)
+# rayfed and Ray set these variables in a submitted job.
+SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"
+# The value of a label as Ray selects by it.
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
+# The cluster has these packages already.
 OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
+# A requirement that ends with one of these is a file of this machine.
 FILES = (".txt", ".toml", ".whl", ".zip", ".gz")
 
 
 class Written(click.ParamType):
-    """A value that is written in a certain way, and read by a function of the match."""
+    """A type of option whose value matches a pattern, and is read by a function of the match."""
 
     def __init__(
         self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]
@@ -36,16 +37,14 @@ class Written(click.ParamType):
         if not read:
             option = param.opts[0] if param else ""
             name, equals, _ = value.partition("=")
-            # A variable may be secret.
+            # The value of a variable may be secret.
             shown = f"{name}=..." if equals and option == "--env" else value
             raise InputError(f"{option} '{shown}': write {self._how}")
         return read
 
 
 def requirement(match: re.Match[str]) -> str | None:
-    """The package of a match, where pip takes it and the cluster does not have it of its own
-    accord.
-    """
+    """Return the package of a match; None if pip does not take it or the cluster has it anyway."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
@@ -60,7 +59,10 @@ def requirement(match: re.Match[str]) -> str | None:
 def distinct(
     ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
-    """Pairs of an option that may be given often, by their names."""
+    """Return the values of an option that may be given often, by their names.
+
+    Raises `InputError` for a name that is given twice.
+    """
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
@@ -101,8 +103,10 @@ LABEL = Written(
 
 
 def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The nodes where a driver may run, once no other work is there; `asked` as Ray's client of a
-    job server has it.
+    """Return the nodes where a driver may run, once no other work is there.
+
+    `asked` are the arguments of Ray's client of a job server. If nothing is asked, a driver runs on
+    the head node.
     """
     from rayfed.runtime.placement import selected
 
@@ -113,9 +117,9 @@ def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list
         "CPU": asked.get("entrypoint_num_cpus", 0),
         "memory": asked.get("entrypoint_memory", 0),
     }
-    rooms = [
-        node
-        for node in nodes
-        if all(node["resourcesTotal"].get(name, 0) >= least[name] for name in least)
-    ]
-    return [node for node in rooms if selected(node["labels"], labels)]
+    fitting = []
+    for node in nodes:
+        has_room = all(node["resourcesTotal"].get(name, 0) >= least[name] for name in least)
+        if has_room and selected(node["labels"], labels):
+            fitting.append(node)
+    return fitting

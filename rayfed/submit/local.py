@@ -1,5 +1,6 @@
-"""The runs of this folder that work on this machine: which process each is, how to follow it and
-how to stop it.
+"""The runs of this folder that work on this machine.
+
+For each there is its process, a way to follow it and a way to stop it.
 """
 
 import os
@@ -18,9 +19,9 @@ from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
 
 HOLDER = re.compile(r"process (\d+) on (.+)")
-# Seconds
+# The seconds between two looks at a run.
 POLL = 0.2
-# Seconds in which a run keeps its finished rounds.
+# The seconds that a run has to keep its finished rounds.
 STOP_LIMIT = 90.0
 
 
@@ -33,21 +34,20 @@ class LocalRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process writes to the folder, as far as can be seen from here."""
+        """Say whether a process writes to the folder, as far as can be seen from here."""
         return is_locked(self.path)
 
     @property
     def status(self) -> str:
-        """How the run stands, as `rayfed status` says it."""
+        """Return the status of the run, as `rayfed status` says it."""
         return status_of(self.path)
 
     def process(self) -> int:
-        """The process that writes to the folder, if it is one of this machine.
+        """Return the number of the process that writes to the folder.
 
-        Raises `InputError` otherwise.
-
-        The lock's file names it, and it must have that file open: a number alone may be another
-        process by now, or one of another machine or container.
+        The lock's file names the process, which must have that file open: the number alone may by
+        now be another process, or one of another machine or container. Raises `InputError` if it is
+        not a process of this machine and user.
         """
         lock = self.path / LOCK
         try:
@@ -74,7 +74,7 @@ class LocalRun:
         """Show the log, and what is added to it until the run ends."""
         shown = 0
         while True:
-            # Before the log, which may still grow until then.
+            # This is asked before the log is read, as the log grows until the run has ended.
             running = self.is_running
             text = self.log()
             show(text[shown:])
@@ -84,7 +84,10 @@ class LocalRun:
             time.sleep(POLL)
 
     def log(self) -> str:
-        """Everything in the run's log so far."""
+        """Return everything in the run's log so far.
+
+        Raises `InputError` if it cannot be read.
+        """
         try:
             return read_regular(self.path / "log.txt").decode(errors="replace")
         except FileNotFoundError:
@@ -93,11 +96,9 @@ class LocalRun:
             raise InputError(f"'{self.path / 'log.txt'}' cannot be read: {error}") from None
 
     def stop(self) -> bool:
-        """Ask the run to stop, and wait until it has kept its finished rounds.
+        """Ask the run to stop, wait until it has kept its finished rounds, and say if it has ended.
 
-        Whether it has ended in time.
-
-        Raises `InputError` where its process is not of this machine and user, or works for a Ray.
+        Raises `InputError` if its process is not of this machine and user, or works for a Ray.
         """
         number = self.process()
         if _command(number).startswith("ray::"):
@@ -112,7 +113,7 @@ class LocalRun:
                 f"{self.name} runs as process {number} of another user, who alone can stop it"
             ) from None
         except ProcessLookupError:
-            # It has just ended.
+            # The process has just ended.
             pass
         end = time.monotonic() + STOP_LIMIT
         while self.is_running and _has_open(number, self.path / LOCK) and time.monotonic() < end:
@@ -121,11 +122,12 @@ class LocalRun:
 
 
 def local_run(name: str, root: Path) -> LocalRun | None:
-    """The run of this name, or in the folder of this path, among the runs below `root`; None if
-    there is none.
+    """Return the run below `root` that has this name, or the run in the folder of this path.
+
+    If there is none, it is None.
     """
     for path in (root / name, Path(name)):
-        # A name that no path can have.
+        # An error is a name that no path can have.
         with suppress(OSError, ValueError):
             if any((path / file).is_file() for file in ("summary.json", "log.txt")):
                 return LocalRun(name, path)
@@ -133,27 +135,27 @@ def local_run(name: str, root: Path) -> LocalRun | None:
 
 
 def unknown_run(name: str, root: Path, error: InputError) -> InputError:
-    """Return the error for a name that is no run below `root`, after `error` said why no cluster
-    has it either.
+    """Return the error for a name that is no run below `root`, and that no cluster has.
 
-    It names the run below `root` that was probably meant. A run of this name there was not looked
-    for if the user named a cluster: then `error` says all.
+    `error` says why no cluster has it. The new error names the run below `root` that was probably
+    meant. A run of this name there was not looked for if the user named a cluster: then `error`
+    says all.
     """
     runs = [file.parent.relative_to(root).as_posix() for file in root.rglob("summary.json")]
     if name in runs:
         return error
     near = nearest(name, runs, 0.6)
     meant = f" (did you mean '{near}'?)" if near else ""
-    # The user has named no cluster.
+    # This error says that no Ray answers, and the user has named no cluster.
     if isinstance(error, NoRay):
         return InputError(f"'{name}': no run of this name in {root}{meant}, and {error}")
     return InputError(f"{error}; nor is there a run of this name in {root}{meant}")
 
 
 def _has_open(number: int, file: Path) -> bool:
-    """Whether a process has a file open.
+    """Say whether a process has a file open.
 
-    Not where it is another user's, or of another container.
+    A process of another user or of another container is not seen.
     """
     try:
         wanted = os.stat(file)
@@ -161,16 +163,16 @@ def _has_open(number: int, file: Path) -> bool:
     except OSError:
         return False
     for link in links:
-        # It was closed in the meantime.
+        # An error says that the file was closed in the meantime.
         with suppress(OSError):
-            found = os.stat(f"/proc/{number}/fd/{link}")
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            opened = os.stat(f"/proc/{number}/fd/{link}")
+            if (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return True
     return False
 
 
 def _command(number: int) -> str:
-    """What a process calls itself; '' where it has ended."""
+    """Return the command line of a process; '' if it has ended."""
     try:
         return Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

@@ -1,10 +1,10 @@
-"""The files that are sent with a submitted job: the working folder, without files that no cluster
-should get.
+"""The files that are sent with a submitted job.
 
-In a git repository, git tells which files it ignores. What is named like a secret, hidden files,
-caches, environments, data, weights, the folders of runs and the job's own paths stay here, too. The
-rest is copied into a temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so
-that the cluster runs the code that has checked the job.
+They are those of the working folder, without files that no cluster should get. In a git repository,
+git says which files it ignores. These stay here as well: files named like a secret, hidden files,
+caches, environments, data, weights, the folders of runs, and the job's own paths. The rest is
+copied into a temporary folder, which Ray packs. `rayfed` is sent as a separate module, so that the
+cluster runs the code that has checked the job.
 """
 
 import os
@@ -28,20 +28,22 @@ from rayfed.data.settings import is_relative
 from rayfed.job import EXAMPLES, Job
 from rayfed.report.words import listed
 
-# Bytes; Ray refuses larger uploads without a reason.
+# The most bytes to send. Ray refuses larger uploads without a reason.
 LIMIT = 100 * 2**20
 PACKAGE = Path(rayfed.__file__).parent
 SECRET = "looks like a secret: "
-# Of names such as gcp_key.json, apiKey and ID_RSA
+# The words of names such as gcp_key.json, apiKey and ID_RSA.
 WORDS = re.compile(r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+")
-# Such words, in the names of files that hold secrets.
+# These words stand in the names of files that hold secrets.
 SECRETS = re.compile(
-    r"""(?x)[0-9]*(account|accesskey|apikey|auth|authtoken|cnf|cookies|credentials?|creds|dockercfg|env|envrc|github
-    |htpasswd|identity|kaggle|keys?|keychain|keystore|keytab|kube|kubeconfig|netrc|npmrc|oauth|passphrase|passwd
-    |passwords?|pgpass|privatekey|pw|pypirc|rclone|rootkey|s3cfg|secrets?|token|vault|wallet
-    |asc|db|der|dsa|ecdsa|ed25519|gpg|jks|kdbx?|ovpn|p12|p8|pem|pfx|pgp|ppk|rsa|snk|sqlite|tfstate|tfvars)[0-9]*"""
+    r"""(?x)[0-9]*(account|accesskey|apikey|auth|authtoken|cnf|cookies|credentials?|creds
+    |dockercfg|env|envrc|github|htpasswd|identity|kaggle|keys?|keychain|keystore|keytab|kube
+    |kubeconfig|netrc|npmrc|oauth|passphrase|passwd|passwords?|pgpass|privatekey|pw|pypirc|rclone
+    |rootkey|s3cfg|secrets?|token|vault|wallet
+    |asc|db|der|dsa|ecdsa|ed25519|gpg|jks|kdbx?|ovpn|p12|p8|pem|pfx|pgp|ppk|rsa|snk|sqlite|tfstate
+    |tfvars)[0-9]*"""
 )
-# Any name.
+# A file of source code is sent, whatever its name.
 SOURCE = re.compile(
     r"\.(bib|c|cc|cmake|cpp|cu|cuh|go|h|hpp|ipynb|java|jl|js|md|py|pyi|pyx|r|rs|rst|tex|ts)"
 )
@@ -59,51 +61,43 @@ DATA = (
     "*.tar.gz",
     "*.tgz",
 )
-# Ray reads it where it packs, from Ray 2.53 on.
+# From version 2.53 on, Ray reads this file where it packs.
 RAYIGNORE = ".rayignore"
-# It has the same form, and every Ray reads it.
+# This file has the same form, and every version of Ray reads it.
 GITIGNORE = ".gitignore"
-# Of environments, and of a run's folder.
-MARKS = (
-    ("pyvenv.cfg",),
-    ("conda-meta",),
-    ("job.toml", "environment.json"),
-)
+# A folder with all files of a line is an environment, or the folder of a run.
+MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))
 
 
 class Chosen(NamedTuple):
-    """The files that are sent, with their bytes; what stays, and why."""
+    """The files that are sent, with their bytes, and the files that stay, with the reason."""
 
     sent: dict[str, int]
     stays: dict[str, str]
 
     def lines(self) -> list[tuple[str, Any]]:
-        """For the screen: what is sent, the largest files of it, and what looks like secrets."""
-        largest = ", ".join(
-            f"{name} {decimal(size)}" for name, size in Counter(self.sent).most_common(10)
-        )
-        looks = [
-            f"{name} ({why.removeprefix(SECRET)})"
-            for name, why in self.stays.items()
-            if why.startswith(SECRET)
-        ]
-        lines = [
-            (
-                "packed",
-                f"{len(self.sent):,} files, {decimal(sum(self.sent.values()))}, and rayfed itself",
-            )
-        ]
-        if largest:
+        """Return lines for the screen: what is sent, the largest files, and what looks secret."""
+        total = decimal(sum(self.sent.values()))
+        lines = [("packed", f"{len(self.sent):,} files, {total}, and rayfed itself")]
+        sizes = Counter(self.sent).most_common(10)
+        if sizes:
+            largest = ", ".join(f"{name} {decimal(size)}" for name, size in sizes)
             lines.append(("largest", largest))
+        looks = []
+        for name, reason in self.stays.items():
+            if reason.startswith(SECRET):
+                looks.append(f"{name} ({reason.removeprefix(SECRET)})")
         if looks:
             how = "like secrets; rename them, or send them with --include PATTERN"
             lines.append(("not sent", f"{listed(looks)}: {how}"))
         return lines
 
     def all_lines(self) -> list[tuple[str, str, str]]:
-        """Every file with its size, and all that stays with the reason."""
+        """Return every file with its size, and all that stays with the reason."""
         files = [(decimal(size), name, "") for name, size in sorted(self.sent.items())]
-        return files + [("not sent", name, why) for name, why in sorted(self.stays.items())]
+        for name, reason in sorted(self.stays.items()):
+            files.append(("not sent", name, reason))
+        return files
 
 
 def chosen(
@@ -112,92 +106,120 @@ def chosen(
     patterns: Sequence[str] = (),
     include: Sequence[str] = (),
 ) -> Chosen:
-    """The files of a folder that are sent, and those that stay.
+    """Return the files of a folder that are sent, and those that stay.
 
     `without` are folders and files to leave out, `patterns` are further patterns: `images`,
-    `notes/*.pdf`; `include` are patterns of files that are sent although they look like secrets.
-    Raises `InputError` where git cannot list the files that it ignores, where a file would hide a
-    module that Ray or rayfed import, and above the limit, naming the largest files.
+    `notes/*.pdf`. `include` are patterns of files that are sent although they look like secrets.
+    Raises `InputError` if git cannot list the files that it ignores, if a file would hide a module
+    that Ray or rayfed import, and above the limit, naming the largest files.
     """
     real = root.resolve()
     included = [_plain(pattern) for pattern in include]
-    why_apart = _reasons(real, without, patterns)
-    files = Chosen({}, {})
-    names = []
-    for name in _listed(real):
-        # Its folders, the outermost first, and itself.
-        above = [*reversed(name.parents[:-1]), name]
-        place = next((place for place in above if why_apart(place)), None)
-        if place == name:
-            files.stays[str(name)] = why_apart(name)
-        elif place is not None:
-            files.stays[f"{place}/"] = why_apart(place)
-        elif (real / name).is_file():
-            names.append(name)
+    stays: dict[str, str] = {}
+    sent: dict[str, int] = {}
+    names = _kept_names(real, _reasons(real, without, patterns), stays)
     targets: set[Path] = set()
-    # Links come last.
+    # Links come last, so that it is known whether their targets are sent.
     for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):
         path = real / name
         if path.is_symlink() and path.resolve() not in targets:
-            files.stays[str(name)] = "is a link to what is not sent"
+            stays[str(name)] = "is a link to what is not sent"
             continue
-        is_included = any(
-            place.match(pattern) for pattern in included for place in (name, *name.parents)
-        )
         look = named_like_a_secret(name)
-        if look and not is_included:
-            files.stays[str(name)] = f"{SECRET}named '{look}'"
+        if look and not any(_matches(name, pattern) for pattern in included):
+            stays[str(name)] = f"{SECRET}named '{look}'"
             continue
-        files.sent[str(name)] = path.stat().st_size
+        sent[str(name)] = path.stat().st_size
         targets.add(path)
-    _refuse_hiding(real, files.sent)
-    _refuse_too_many(files.sent)
-    return files
+    _refuse_hiding(real, sent)
+    _refuse_too_many(sent)
+    return Chosen(sent, stays)
+
+
+def _kept_names(
+    root: Path, reason_for: Callable[[PurePosixPath], str], stays: dict[str, str]
+) -> list[PurePosixPath]:
+    """Return the files that have no reason to stay; the others are added to `stays`.
+
+    If a folder stays, it is added instead of its files.
+    """
+    names = []
+    for name in _listed(root):
+        # The outermost folder that stays decides, and the file comes last.
+        for place in (*reversed(name.parents[:-1]), name):
+            reason = reason_for(place)
+            if reason:
+                stays[str(name) if place == name else f"{place}/"] = reason
+                break
+        else:
+            if (root / name).is_file():
+                names.append(name)
+    return names
+
+
+def _matches(name: PurePosixPath, pattern: str) -> bool:
+    """Say whether a file, or a folder that it is in, matches a pattern."""
+    return any(place.match(pattern) for place in (name, *name.parents))
 
 
 def named_like_a_secret(name: PurePosixPath) -> str:
-    """The word of a file's name, or the folder `secrets`, for which it looks like a secret; ''
-    where there is none.
+    """Return the word for which a file's name looks like a secret; '' if there is none.
 
-    >>> [named_like_a_secret(PurePosixPath(name)) for name in ("api_key2.json", "keyboard.json", "key.py")]
-    ['key2', '', '']
+    The folder `secrets` is such a word as well.
+
+    >>> named_like_a_secret(PurePosixPath("api_key2.json"))
+    'key2'
+    >>> [named_like_a_secret(PurePosixPath(name)) for name in ("keyboard.json", "key.py")]
+    ['', '']
     """
-    words = [
-        *WORDS.findall(name.name),
-        *(folder for folder in name.parts[:-1] if folder == "secrets"),
-    ]
-    is_source = SOURCE.fullmatch(name.suffix.lower())
-    return (
-        "" if is_source else next((word for word in words if SECRETS.fullmatch(word.lower())), "")
-    )
+    if SOURCE.fullmatch(name.suffix.lower()):
+        return ""
+    words = WORDS.findall(name.name)
+    words += [folder for folder in name.parts[:-1] if folder == "secrets"]
+    for word in words:
+        if SECRETS.fullmatch(word.lower()):
+            return word
+    return ""
 
 
 def _reasons(
     root: Path, without: Sequence[Path], patterns: Sequence[str]
 ) -> Callable[[PurePosixPath], str]:
-    """Gives why a file or folder stays, by itself; '' for none.
+    """Return a function that says why a file or folder stays; '' if there is no reason.
 
-    A file is sent if its folders are, too.
+    A file is sent only if its folders are sent.
     """
     apart = [path.expanduser().resolve() for path in (*without, PACKAGE, root / PACKAGE.name)]
     refused = [*HIDDEN, *CACHES, *DATA, *map(_plain, patterns)]
 
     @cache
-    def why(place: PurePosixPath) -> str:
+    def reason_for(place: PurePosixPath) -> str:
         path = root / place
-        if any(all((path / mark).exists() for mark in marks) for marks in MARKS):
+        if any(_has_all(path, marks) for marks in MARKS):
             return "is an environment, or the folder of a run"
         if path in apart:
             return "is the job's own place, or rayfed"
-        pattern = next((pattern for pattern in refused if place.match(pattern)), None)
-        return f"matches '{pattern}'" if pattern and place.name != RAYIGNORE else ""
+        if place.name == RAYIGNORE:
+            return ""
+        for pattern in refused:
+            if place.match(pattern):
+                return f"matches '{pattern}'"
+        return ""
 
-    return why
+    return reason_for
+
+
+def _has_all(folder: Path, names: Sequence[str]) -> bool:
+    """Say whether a folder has all of these files."""
+    return all((folder / name).exists() for name in names)
 
 
 @contextmanager
 def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
-    """Copies of these files of a folder, and of rayfed, as Ray's runtime environment."""
+    """Yield Ray's runtime environment, with copies of these files of a folder, and of rayfed.
+
+    Raises `InputError` if a file cannot be read.
+    """
     with TemporaryDirectory() as stage:
         work, module = Path(stage, "work"), Path(stage, PACKAGE.name)
         for name in names:
@@ -208,7 +230,7 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
                 raise InputError(
                     f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'"
                 ) from None
-            # No file of the user's is overwritten: hidden files are not sent, but for this one.
+            # This overwrites no file of the user: the other hidden files are not sent.
             if Path(name).name == RAYIGNORE:
                 shutil.copy(root / name, (work / name).with_name(GITIGNORE))
         shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
@@ -217,18 +239,19 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
 
 
 def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str, str]:
-    """The relative paths of jobs, made absolute from `base`: the job will not run in its user's
-    folder.
+    """Return the relative paths of jobs, made absolute from `base`, by their keys.
 
-    Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs
-    of a grid differ.
+    The job will not run in its user's folder. Raises `InputError` if there is no base, because the
+    cluster is elsewhere, or if the jobs of a grid differ.
     """
     places: dict[str, set[str]] = {}
     for job in jobs:
         for key, path in job.places().items():
             places.setdefault(key, set()).add(path)
-    relative = {key: paths for key, paths in places.items() if any(map(is_relative, paths))}
-    for key, paths in relative.items():
+    absolute = {}
+    for key, paths in places.items():
+        if not any(map(is_relative, paths)):
+            continue
         shown = ", ".join(f"'{path}'" for path in sorted(paths))
         if base is None:
             raise InputError(
@@ -240,54 +263,71 @@ def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str
             raise InputError(
                 f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file"
             )
-    return {key: str(base / path) for key, paths in relative.items() for path in paths if base}
+        (path,) = paths
+        absolute[key] = str(base / path)
+    return absolute
 
 
 def _plain(pattern: str) -> str:
+    """Return a pattern without the slashes and stars that say that it is a folder.
+
+    >>> _plain("notes/"), _plain("notes/**")
+    ('notes', 'notes')
+    """
     return pattern.strip("/").removesuffix("/**")
 
 
 def _listed(root: Path) -> Iterator[PurePosixPath]:
-    """The files in a folder, also in the folders below it; in a git repository, without the files
-    that git ignores.
+    """Yield the files in a folder and in the folders below it.
+
+    In a git repository, files that git ignores are left out.
     """
-    if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(
-        root, "check-ignore", "."
-    ):
-        # Not through links.
+    is_in_git = any((folder / ".git").exists() for folder in (root, *root.parents))
+    if not is_in_git or _git(root, "check-ignore", "."):
+        # This does not follow links.
         for place, _, names in os.walk(root):
-            yield from (PurePosixPath(Path(place, name).relative_to(root)) for name in names)
+            for name in names:
+                yield PurePosixPath(Path(place, name).relative_to(root))
         return
     listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     for name in map(os.fsdecode, filter(None, listed.split(b"\0"))):
-        # A folder is another repository: a submodule, for example.
         inner = root / name
-        within = _listed(inner) if inner.is_dir() and not inner.is_symlink() else [PurePosixPath()]
-        yield from (PurePosixPath(name) / place for place in within)
+        # A folder in git's list is another repository, for example a submodule.
+        if inner.is_dir() and not inner.is_symlink():
+            for place in _listed(inner):
+                yield PurePosixPath(name) / place
+        else:
+            yield PurePosixPath(name)
 
 
 def _git(root: Path, *words: str) -> bytes:
+    """Return what a command of git prints in a folder.
+
+    Raises `InputError` if git fails.
+    """
+    fault = ""
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=60)
-        # 1: nothing was found.
-        why = done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""
+        # The exit code 1 says that nothing fits.
+        if done.returncode > 1:
+            fault = done.stderr.decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError) as error:
-        why = str(error)
-    if why:
+        fault = str(error)
+    if fault:
         raise InputError(
             f"'{root}' is in a git repository, but git cannot list the files that it ignores "
-            f"({why}), so nothing is sent; repair that, or submit from a folder without git"
+            f"({fault}), so nothing is sent; repair that, or submit from a folder without git"
         )
     return done.stdout
 
 
 def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
-    files = {
-        name: getattr(module, "__file__", None)
-        for name, module in sys.modules.items()
-        if name != "__main__"
-    }
-    taken = {name for name, file in files.items() if file and not Path(file).is_relative_to(root)}
+    """Raise `InputError` if a file would hide a module that Ray or rayfed import."""
+    taken = set()
+    for name, module in sys.modules.items():
+        file = getattr(module, "__file__", None)
+        if name != "__main__" and file and not Path(file).is_relative_to(root):
+            taken.add(name)
     for name in names:
         module = name.removesuffix(".py").removesuffix("/__init__")
         if name.endswith(".py") and module in taken | sys.stdlib_module_names:
@@ -299,17 +339,18 @@ def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
 
 
 def _refuse_too_many(sizes: dict[str, int]) -> None:
+    """Raise `InputError` if the files are larger than Ray takes, and name the largest ones."""
     total = sum(sizes.values())
     if total <= LIMIT:
         return
     largest = Counter(sizes)
     for place, size in sizes.items():
-        # Many small files are found by their folder.
+        # A folder of many small files counts as one.
         if "/" in place:
             largest[place.partition("/")[0] + "/"] += size
+    lines = [f"{decimal(size):>12}  {place}" for place, size in largest.most_common(6)]
     raise InputError(
         f"the working folder has {decimal(total)} in {len(sizes):,} files, and {decimal(LIMIT)} "
         "can be sent; leave out files that the job does not need with --exclude PATTERN or "
-        ".gitignore; the largest:\n"
-        + "\n".join(f"{decimal(size):>12}  {place}" for place, size in largest.most_common(6))
+        ".gitignore; the largest:\n" + "\n".join(lines)
     )
