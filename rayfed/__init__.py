@@ -1,18 +1,17 @@
 """Federated learning with distillation against forgetting, on Ray.
 
 >>> import rayfed
->>> result = rayfed.run("jobs/quickstart.toml", {"train.num_rounds": 2}, progress=True)  # doctest: +SKIP
+>>> short = {"train.num_rounds": 2}
+>>> result = rayfed.run("jobs/quickstart.toml", short, progress=True)  # doctest: +SKIP
 >>> result.rounds.column("test_accuracy")  # doctest: +SKIP
 """
 
 import os
 import sys
 
-# Of `python -m rayfed`, which looks there first.
-if sys.argv[:1] == ["-m"] and sys.path[0] in (
-    "",
-    os.getcwd(),
-):
+# `python -m rayfed` looks for modules in the current folder first. Here that folder comes last, as
+# a file in it may have the name of a module that rayfed needs.
+if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):
     sys.path.append(sys.path.pop(0))
 
 from typing import TYPE_CHECKING
@@ -27,8 +26,10 @@ __all__ = [
     "read_job",
     "read_rounds",
     "replay",
+    "resume",
+    "run",
+    "switch",
 ]
-__all__ += ["resume", "run", "switch"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -53,19 +54,22 @@ else:
     }
 
     def __getattr__(name):
-        """The package's few names, imported when they are used, so that `rayfed --help` is quick."""
+        """Import a name of the package when it is used, so that `rayfed --help` is quick.
+
+        Raises `AttributeError` for a name that the package does not have.
+        """
         import importlib
 
-        home = next((home for home, names in HOMES.items() if name in names), None)
         if name == "Display":
             raise AttributeError(
                 "rayfed.Display is now rayfed.Observer: its `started(run)` has the setup as "
                 "run.setup, and `run` and `resume` take observers=[...] for display=..."
             )
-        if home is None:
-            raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
-        return getattr(importlib.import_module(f"rayfed.{home}"), name)
+        for home, names in HOMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"rayfed.{home}"), name)
+        raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
 
     def __dir__():
-        """The names, for completion by a notebook or a shell."""
+        """Return the names, for completion by a notebook or a shell."""
         return [*__all__, "__version__"]

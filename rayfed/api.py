@@ -1,4 +1,4 @@
-"""What `import rayfed` gives to train with: `run` and `resume`, with the usual observers."""
+"""The functions of `import rayfed` that train: `run` and `resume`, with the usual observers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,7 +87,7 @@ def resume(
 
 @contextmanager
 def shown(job: Job, observers: Sequence[Observer], progress: bool) -> Iterator[list[Observer]]:
-    """Yield the observers of a run: the progress if it is wanted, the user's, and the usual ones."""
+    """Yield the observers of a run: the progress if it is wanted, the user's, and the usual."""
     everyone = [*observers, *usual_observers(job)]
     if not progress:
         yield everyone
@@ -97,4 +97,5 @@ def shown(job: Job, observers: Sequence[Observer], progress: bool) -> Iterator[l
 
 
 def _result(trained: Trained) -> Result:
+    """Return the results of a run that has ended."""
     return Result(trained.path, read_table(trained.path, "rounds"), trained.weights)

@@ -1,7 +1,7 @@
 """A job file as nested frozen dataclasses: what to run, on which data, and where.
 
 The dataclasses mirror the file: `train.lr` in the file is `job.train.lr` here. Every key is checked
-before anything is loaded or started; an unknown key is refused with the nearest valid key.
+before anything is loaded or started. An unknown key is an error, which names the nearest valid key.
 """
 
 import copy
@@ -14,7 +14,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,7 +53,7 @@ TRACK_TEXT = (
 MEASURE_TEXT = (
     "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
 )
-# Change no bits.
+# These keys do not change the results of the training.
 MEASURE = (
     "measure",
     "measure_every",
@@ -63,26 +62,21 @@ MEASURE = (
     "measure_clients",
     "track",
 )
-# Tables that a name may stand for.
-WITH_NAME = (
-    "method",
-    "model",
-    "data.partition",
-    "train.schedule",
-)
-# Stands for a path in a job's lineage.
+# A name may stand for each of these tables.
+WITH_NAME = ("method", "model", "data.partition", "train.schedule")
+# This text stands for a path in a job's lineage.
 A_FILE = "a file"
 PACKAGE = Path(__file__).parent
-# Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside
-# it.
+# The jobs that come with rayfed. In a wheel they are part of the package, in a clone they lie next
+# to it.
 EXAMPLES = PACKAGE / "examples" if (PACKAGE / "examples").is_dir() else PACKAGE.parent / "jobs"
-# A file's has 255.
+# A part of a name has at most 200 characters, as the name of a file has at most 255.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")
 
 
 @dataclass(frozen=True)
 class RayOptions(Checked):
-    """Where the clients' work is done."""
+    """The place where the clients' work is done."""
 
     mode: Annotated[Literal["on", "off"], "off: the same work in this process, without Ray"] = "on"
     actors: Annotated[
@@ -129,12 +123,10 @@ class RayOptions(Checked):
 
     @property
     def cluster(self) -> str:
-        """The address to join; empty: a Ray is started here.
+        """Return the address to join; if it is empty, a Ray is started here.
 
-        Inside a Ray job, the environment names the cluster.
-
-        To Ray, `auto` is the address in the environment too, and `local` a Ray that is started
-        here.
+        Inside a Ray job, the environment names the cluster. For Ray, `auto` is the address in the
+        environment as well, and `local` is a Ray that is started here.
         """
         address = self.address
         if address in ("", "auto"):
@@ -143,32 +135,34 @@ class RayOptions(Checked):
 
     @property
     def cluster_named(self) -> str:
-        """The address to join, for a message: with the key or the variable that gives it."""
+        """Return the address to join for a message, with the key or variable that has it."""
         name = "ray.address" if self.cluster == self.address else "RAY_ADDRESS"
         return f"{name} = '{self.cluster}'"
 
     @property
     def threads(self) -> int:
-        """Threads that one client computes with, on an actor or in this process."""
+        """Return the threads that a client computes with, on an actor or in this process."""
         return max(1, int(self.num_cpus))
 
     @property
     def gpu_share(self) -> float:
-        """GPUs per actor as Ray can always place them: whole GPUs, or 1/k; with "auto" 1, until it
-        is measured.
+        """Return the GPUs per actor as Ray can always place them: whole GPUs, or 1/k.
+
+        With "auto" it is 1, until it is measured.
+
+        >>> RayOptions(num_gpus=0.3).gpu_share
+        0.3333333333333333
         """
         if self.num_gpus == "auto":
             return 1.0
-        return (
-            self.num_gpus
-            if self.num_gpus >= 1 or self.num_gpus == 0
-            else 1 / math.floor(1 / self.num_gpus + 1e-9)
-        )
+        if self.num_gpus >= 1 or self.num_gpus == 0:
+            return self.num_gpus
+        return 1 / math.floor(1 / self.num_gpus + 1e-9)
 
 
 @dataclass(frozen=True)
 class Output(Checked):
-    """Where results go: the folder `<path>/<name>`."""
+    """The place where results go: the folder `<path>/<name>`."""
 
     path: Annotated[str, PathMark(), "folder of all runs"] = "runs"
     checkpoints: Annotated[
@@ -183,20 +177,33 @@ class Output(Checked):
 
 
 def _registry(function: str, *values: Any) -> Any:
-    """A function of the methods' registry, imported when used: it brings torch, which a list of
-    keys does not need.
+    """Call a function of the methods' registry.
+
+    The registry is imported when it is used: it imports torch, which a list of keys does not need.
     """
     from rayfed.methods import registry
 
     return getattr(registry, function)(*values)
 
 
-METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_method"), "fedavg")
+def _read_method(value: Any) -> Any:
+    """Return the method that a value of a job names."""
+    return _registry("read_method", value)
+
+
+def _write_method(method: Any) -> Any:
+    """Return a method as a value of a job."""
+    return _registry("write_method", method)
+
+
+METHOD = Form(_read_method, _write_method, "fedavg")
 
 
 @dataclass(frozen=True)
 class Job(Checked):
-    """A whole experiment, as data. Raises `InputError`, with a line per mistake.
+    """A complete experiment as data.
+
+    Raises `InputError`, with a line per mistake.
 
     >>> job = read_job({"name": "mine", "train": {"num_rounds": 2}})
     >>> job.train.num_rounds, job.data.source, len(job.hash())
@@ -252,81 +259,89 @@ class Job(Checked):
             raise InputError(
                 f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them"
             )
-        # Raises where a value, such as an option of a model, cannot be recorded.
+        # This raises an error if a value, for example an option of a model, cannot be recorded.
         self.table()
 
     def measures(self, round: int) -> Sequence[str]:
-        """What is measured in a round."""
+        """Return what is measured in a round."""
         return () if round % self.measure_every else self.measure
 
     def table(self) -> dict[str, Any]:
-        """The job with every default filled in, as `read_job` reads it.
+        """Return the job with every default filled in, as `read_job` reads it.
 
         Raises `InputError`, with the key, for a value that it cannot record.
         """
         return {key: plain_value(value, key) for key, value in table(self).items()}
 
     def lineage(self, *, with_paths: bool = False) -> dict[str, Any]:
-        """Everything that the numbers of a round depend on: not where work is done or results go,
-        nor when it ends.
+        """Return everything that the numbers of a round depend on.
 
-        Nor, unless `with_paths`, where files lie: what they hold is hashed, and compared beside
+        Where the work is done, where results go, and when the run ends are left out. Unless
+        `with_paths`, so are the places of files: what they hold is hashed, and compared next to
         this.
         """
-        kept = {
-            key: value
-            for key, value in self.table().items()
-            if key not in ("name", "ray", "output", *MEASURE)
-        }
+        left_out = ("name", "ray", "output", *MEASURE)
+        lineage = {key: value for key, value in self.table().items() if key not in left_out}
         for key in ("num_rounds", "patience"):
-            del kept["train"][key]
-        # It is measured, too.
-        del kept["data"]["domain"]
-        kept["ray.num_cpus (as threads)"] = self.ray.threads
+            del lineage["train"][key]
+        # The domain is only measured.
+        del lineage["data"]["domain"]
+        lineage["ray.num_cpus (as threads)"] = self.ray.threads
         if not with_paths:
-            self._leave_out_paths(kept)
-        # As it is read back from a checkpoint.
-        return json.loads(json.dumps(kept))
+            self._leave_out_paths(lineage)
+        # A checkpoint is read back from JSON, so the lineage must be the same as from JSON.
+        return json.loads(json.dumps(lineage))
 
-    def _leave_out_paths(self, kept: dict[str, Any]) -> None:
+    def _leave_out_paths(self, lineage: dict[str, Any]) -> None:
         """Take the paths out of a lineage, in place. What their files hold is compared by hashes.
 
         The name of a known source stays. Whether there is a file for the model, the trace or the
-        partition stays too.
+        partition stays as well.
         """
         if self.data.source not in SOURCES:
-            del kept["data"]["source"]
-        del kept["data"]["root"]
-        del kept["data"]["test"]
-        for key in self.places():
-            *outer, last = key.split(".")
-            inner: Any = kept
-            for step in outer:
+            del lineage["data"]["source"]
+        del lineage["data"]["root"]
+        del lineage["data"]["test"]
+        for dotted in self.places():
+            *path, key = dotted.split(".")
+            inner: Any = lineage
+            for step in path:
                 inner = inner.get(step, {})
-            if last in inner:
-                inner[last] = A_FILE
+            if key in inner:
+                inner[key] = A_FILE
 
     def hash(self, *, with_paths: bool = False) -> str:
-        """SHA-256 of everything that the results depend on, except the content of files.
+        """Return the SHA-256 of everything that results depend on, except the content of files.
 
         Records of before 28 November 2026 have the hash `with_paths`.
         """
-        whole = [self.lineage(with_paths=with_paths), self.train.num_rounds, self.train.patience]
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        lineage = self.lineage(with_paths=with_paths)
+        everything = [lineage, self.train.num_rounds, self.train.patience]
+        return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
-        """The paths in the job, by their dotted keys.
+        """Return the paths in the job, by their dotted keys.
 
         The name of a known source, or of a function, is not a path.
         """
         values = flat(self.table())
-        paths = {key.name: values.get(key.name, "") for key in keys(type(self)) if key.is_path}
-        names = {*SOURCES, "", self.data.source if self.data.module else ""}
-        return {key: path for key, path in paths.items() if path not in names}
+        names = {*SOURCES, ""}
+        if self.data.module:
+            names.add(self.data.source)
+        paths = {}
+        for key in keys(type(self)):
+            path = values.get(key.name, "")
+            if key.is_path and path not in names:
+                paths[key.name] = path
+        return paths
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as a table of dotted keys."""
+    """Return nested tables as a table of dotted keys.
+
+    >>> flat({"seed": 0, "train": {"lr": 0.1}})
+    {'seed': 0, 'train.lr': 0.1}
+    """
     values: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
@@ -339,34 +354,36 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     there: Mapping[str, Any],
     here: Mapping[str, Any],
-    at_first: str = "there",
-    at_second: str = "here",
+    words_there: str = "there",
+    words_here: str = "here",
 ) -> list[str]:
-    """What differs between two tables, in words; the last two arguments are the words for there and
-    here.
+    """Say what differs between two tables.
+
+    The last two arguments are the words for there and here.
 
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
     >>> differences({}, {"seed": 0}), differences({"seed": 0}, {})
     (['seed is not set there, 0 here'], ['seed is 0 there, not set here'])
     """
-    first, second = (
-        {key: value for key, value in flat(each).items() if value != ""} for each in (there, here)
-    )
-    return [
-        f"{key} is {first.get(key, 'not set')} {at_first}, {second.get(key, 'not set')} {at_second}"
-        for key in sorted({*first, *second})
-        if not _same(first.get(key), second.get(key))
-    ]
+    values_there = {key: value for key, value in flat(there).items() if value != ""}
+    values_here = {key: value for key, value in flat(here).items() if value != ""}
+    lines = []
+    for key in sorted({*values_there, *values_here}):
+        if _same(values_there.get(key), values_here.get(key)):
+            continue
+        old, new = values_there.get(key, "not set"), values_here.get(key, "not set")
+        lines.append(f"{key} is {old} {words_there}, {new} {words_here}")
+    return lines
 
 
 def other_lineage(
     there: Mapping[str, Any],
     here: Mapping[str, Any],
-    at_first: str = "there",
-    at_second: str = "here",
+    words_there: str = "there",
+    words_here: str = "here",
 ) -> list[str]:
-    """What differs between the lineages of two jobs, in words, as `differences` gives it.
+    """Say what differs between the lineages of two jobs, as `differences` does.
 
     Two known sources differ by their names. A known source and a path may hold the same images:
     their hash decides.
@@ -374,34 +391,34 @@ def other_lineage(
     >>> other_lineage({"data": {"source": "mnist"}}, {"data": {}})
     []
     """
-    lines = differences(there, here, at_first, at_second)
+    lines = differences(there, here, words_there, words_here)
     if "source" in there["data"] and "source" in here["data"]:
         return lines
     return [line for line in lines if not line.startswith("data.source is ")]
 
 
-def _same(first: Any, second: Any) -> bool:
-    """Whether two values of tables are the same; a number that is not a number (nan) is the same as
-    another.
-    """
-    if isinstance(first, float) and isinstance(second, float):
-        return first == second or (math.isnan(first) and math.isnan(second))
-    if isinstance(first, list) and isinstance(second, list):
-        same_length = len(first) == len(second)
-        return same_length and all(_same(*pair) for pair in zip(first, second, strict=True))
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        same_keys = first.keys() == second.keys()
-        return same_keys and all(_same(first[key], second[key]) for key in first)
-    return bool(first == second)
+def _same(value: Any, other: Any) -> bool:
+    """Say whether two values of tables are the same; nan is the same as nan."""
+    if isinstance(value, float) and isinstance(other, float):
+        return value == other or (math.isnan(value) and math.isnan(other))
+    if isinstance(value, list) and isinstance(other, list):
+        if len(value) != len(other):
+            return False
+        return all(_same(*pair) for pair in zip(value, other, strict=True))
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        if value.keys() != other.keys():
+            return False
+        return all(_same(value[key], other[key]) for key in value)
+    return bool(value == other)
 
 
 def read_job(
     source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Job:
-    """A job from a TOML file, or from a table, with dotted `overrides` on top:
-    `{"train.num_rounds": 2}`.
+    """Read a job from a TOML file, or from a table, with dotted `overrides` on top.
 
-    Raises `InputError` naming the key, the given value and the valid values.
+    An example of these is `{"train.num_rounds": 2}`. Raises `InputError`, which names the key, the
+    given value and the valid values.
 
     >>> read_job({"name": "mine"}, {"train.num_round": 2})
     Traceback (most recent call last):
@@ -413,15 +430,15 @@ def read_job(
 
 
 def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a job file as they stand, unchecked.
+    """Return the tables of a job file as they stand, unchecked.
 
-    Raises `InputError` where the file cannot be read.
+    Raises `InputError` if the file cannot be read.
     """
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        # Some editors write a mark in front.
-        text = read_regular(_found(source)).decode("utf-8-sig")
+        # Some editors write a mark at the beginning, which this encoding skips.
+        text = read_regular(_path_of(source)).decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
         name = Path(source).name
@@ -444,28 +461,31 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             f"'{source}' is no job file: that is TOML, in UTF-8; `rayfed init FOLDER` writes one"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        # Of a path with a zero byte.
+        # A path with a zero byte raises a ValueError.
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 
-def _found(source: str | Path) -> Path:
-    """A job file, or where there is none of this name, the example: quickstart, or
-    jobs/quickstart.toml.
+def _path_of(source: str | Path) -> Path:
+    """Return the path of a job file, or of the example of this name if there is no such file.
+
+    An example is quickstart, or jobs/quickstart.toml.
     """
-    example = EXAMPLES / f"{str(source).removeprefix('jobs/').removesuffix('.toml')}.toml"
+    name = str(source).removeprefix("jobs/").removesuffix(".toml")
+    example = EXAMPLES / f"{name}.toml"
     return Path(source) if Path(source).exists() or not example.is_file() else example
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with single values replaced: `{"train.num_rounds": 2}`; a value that is a table
-    replaces all of it.
+    """Return the tables with single values replaced, for example by `{"train.num_rounds": 2}`.
 
-    Naming another method, model or partition drops the options of the one before; of a partition,
-    `num_clients` and `seed` stay where the new rule has them too.
+    A value that is a table replaces the complete table. If another method, model or partition is
+    named, the options of the earlier one are dropped. For a partition, `num_clients` and `seed`
+    stay if the new rule has them as well. Raises `InputError` for a key below a value.
 
     >>> override({"train": {"lr": 0.1}}, {"train.num_rounds": 2})
     {'train': {'lr': 0.1, 'num_rounds': 2}}
-    >>> override({"data": {"partition": {"name": "shards", "s": 2, "num_clients": 9}}}, {"data.partition.name": "iid"})
+    >>> shards = {"name": "shards", "s": 2, "num_clients": 9}
+    >>> override({"data": {"partition": shards}}, {"data.partition.name": "iid"})
     {'data': {'partition': {'name': 'iid', 'num_clients': 9}}}
     >>> override({"model": {"name": "cnn", "width": 3}}, {"model": "resnet8"})
     {'model': {'name': 'resnet8'}}
@@ -478,7 +498,7 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     result: dict[str, Any] = copy.deepcopy(dict(tables))
     # Names come before options.
     for dotted in sorted(overrides, key=lambda dotted: _short(dotted).count(".")):
-        *path, last = _short(dotted).split(".")
+        *path, key = _short(dotted).split(".")
         outer = result
         for number, step in enumerate(path, start=1):
             if isinstance(outer.get(step), str) and ".".join(path[:number]) in WITH_NAME:
@@ -486,33 +506,34 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             outer = outer.setdefault(step, {})
             if not isinstance(outer, dict):
                 raise InputError(f"'{dotted}' cannot be set: {step} = {told(outer)} is not a table")
-        value, before = overrides[dotted], outer.get(last)
+        value, before = overrides[dotted], outer.get(key)
         if _short(dotted) in WITH_NAME and isinstance(value, str) and isinstance(before, dict):
-            outer[last] = _renamed(
-                before, value, shared_keys(value) if last == "partition" else set()
-            )
-        else:
-            outer[last] = value
+            shared = shared_keys(value) if key == "partition" else set()
+            value = _renamed(before, value, shared)
+        outer[key] = value
     for key, value in flat(result).items():
         refuse_secrets(value, key)
     return result
 
 
 def _short(dotted: str) -> str:
-    """The key of an override; `model` for `model.name`, which says the same."""
+    """Return the key of an override; `model` for `model.name`, which says the same."""
     table = dotted.removesuffix(".name")
     return table if table in WITH_NAME else dotted
 
 
 def _renamed(table: Mapping[str, Any], name: str, shared: Set[str]) -> dict[str, Any]:
-    """A table with another name: without the options of the one before, but for `shared` ones."""
+    """Return a table with another name: of the earlier options, only the `shared` ones stay."""
     if str(table.get("name")).lower() == name.lower():
         return {**table, "name": name}
     return {"name": name} | {option: value for option, value in table.items() if option in shared}
 
 
 def make_job(tables: Mapping[str, Any]) -> Job:
-    """Checked values from a job's tables."""
+    """Return the job of a job's tables, after checking its values.
+
+    Raises `InputError` for tables that are not those of a job.
+    """
     if "grid" in tables:
         raise InputError(
             "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` "
@@ -520,7 +541,7 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         )
     for key, value in flat(tables).items():
         if isinstance(value, datetime.date | datetime.time):
-            # Raises: a job has no dates.
+            # This raises an error: a job has no dates.
             plain_value(value, key)
     if flat(tables).get("data.partition.seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
@@ -532,7 +553,7 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         if near and where:
             near = f"{where}.{near}"
         near = near or nearest_key(key, keys(Job))
-        # A key of another partition.
+        # The first error says all: the key is that of another partition, for example.
         if not near or where.startswith("method ") or near == f"{where}.{key}":
             raise
         if near == key:

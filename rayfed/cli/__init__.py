@@ -1,7 +1,7 @@
 """The command `rayfed`.
 
-`rayfed.base.errors` lists the exit codes. Everything heavy is imported by the command that needs
-it, so that help and completion answer at once.
+`rayfed.base.errors` lists the exit codes. A command imports everything heavy that it needs itself,
+so that help and completion answer at once.
 """
 
 import gc
@@ -45,23 +45,23 @@ def main(ctx: click.Context) -> None:
     """
     here = os.getcwd()
     if here not in sys.path:
-        # For the user's own methods and models; last, as its files may have any names.
+        # This finds the user's methods and models. It is last, as files here may have any names.
         sys.path.append(here)
     ctx.with_resource(logging_to(StderrHandler()))
 
 
-for each in (
-    *(init, train.run, train.resume, train.replay, clients.clients),
-    *(submit.submit, status.status, submit.logs, submit.stop),
-    *(describe.methods, describe.keys, describe.data, describe.partition),
-    *(report.report, reproduce.table, reproduce.reproduce, figure.figure, verify.verify),
-):
-    main.add_command(each)
+COMMANDS = [init, train.run, train.resume, train.replay, clients.clients]
+COMMANDS += [submit.submit, status.status, submit.logs, submit.stop]
+COMMANDS += [describe.methods, describe.keys, describe.data, describe.partition]
+COMMANDS += [report.report, reproduce.table, reproduce.reproduce, figure.figure, verify.verify]
+for subcommand in COMMANDS:
+    main.add_command(subcommand)
 
 
 def take_every_letter() -> None:
-    """Let standard output and error spell out what their encoding lacks, such as the ü of a class
-    in ASCII.
+    """Let standard output and error spell out what their encoding lacks.
+
+    An example is a class whose name has an ü, which ASCII lacks.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -69,12 +69,12 @@ def take_every_letter() -> None:
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """The command as it is typed: `main`, with a parent process that watches a training."""
+    """Run the command as it is typed: `main`, with a parent process that watches a training."""
     arguments = sys.argv[1:] if arguments is None else arguments
     take_every_letter()
     if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
-        # On a terminal, a spinner turns.
+        # On a terminal, a spinner says the same.
         if not sys.stderr.isatty() and not {"-h", "--help"} & {*arguments}:
             print("reading the job", file=sys.stderr, flush=True)
     try:
@@ -84,6 +84,6 @@ def command(arguments: Sequence[str] | None = None) -> None:
             end_at_once(end)
         raise
     finally:
-        # Or the interpreter would search all that torch has made, for half a second, before it
-        # ends.
+        # Without this, the interpreter searches all objects that torch has made before it ends,
+        # which takes half a second.
         gc.freeze()

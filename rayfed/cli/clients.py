@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from rayfed.base.errors import InputError
 if TYPE_CHECKING:
     from rayfed.rounds.own import OwnRow
 
+# Most named clients of a group that have a line.
 MOST_NAMED = 50
 HEAD_NAMED = ["run", "clients", "client", "name", "own labels", "all labels", "own labels, tuned"]
 HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "all labels"]
@@ -31,14 +32,13 @@ HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "a
 def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> None:
     """Measure every client's own model after a run.
 
-    It is measured on all test images. A client's own model is the global model with what stays
-    at the client (fedper, fedrep, fedbn, local) or the model that it keeps (ditto, fedrod);
-    with other methods it is the global model. 'own labels' is the accuracy weighted as the
-    client's labels are, 'all labels' that on the test images as they are, 'worst tenth' the
-    mean of 'own labels' over the tenth of the clients with the lowest. Clients that have
-    trained in no round, and so have no model of their own, and clients that clients.held_out
-    kept out of the training have lines of their own. RUN/own.parquet has the rows of the last
-    time.
+    A client's own model is the global model with what stays at the client (fedper, fedrep, fedbn,
+    local), or the model that the client keeps (ditto, fedrod). With other methods it is the global
+    model. It is measured on all test images. 'own labels' is the accuracy weighted as the client's
+    labels are. 'all labels' is the accuracy on the test images as they are. 'worst tenth' is the
+    mean of 'own labels' over the tenth of the clients with the lowest accuracy. Clients that have
+    trained in no round have no own model: they have separate lines, like clients that
+    clients.held_out kept out of the training. RUN/own.parquet has the rows of the last time.
 
     \b
     Examples:
@@ -54,68 +54,76 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
         raise InputError(f"--epochs {epochs:g}: give a number above 0")
     if epochs is not None and tune is None:
         raise InputError(f"--epochs {epochs:g} is of --tune: give --tune head or --tune all, too")
-    tuning = (
-        Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all")
-        if tune
-        else None
-    )
+    tuning = None
+    if tune is not None:
+        tuning = Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all")
+    folders: dict[Path, None] = {}
+    for run in runs:
+        folders |= dict.fromkeys(find_runs(run))
     lines, of_named = [], []
-    for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
+    for folder in folders:
         with busy(f"measuring {shown(folder)}"):
             rows = experiment.own_models(folder, tuning)
-        with_a_row = {*read_table(folder, "clients").column("client").unique().to_pylist()}
-        by_group: dict[str, list[OwnRow]] = {"trained": [], "never trained": [], "held out": []}
-        for row in rows:
-            which = "trained" if row.client in with_a_row else "never trained"
-            by_group["held out" if row.held_out else which].append(row)
-        for which, of_group in by_group.items():
+        trained = set(read_table(folder, "clients").column("client").unique().to_pylist())
+        for which, of_group in grouped(rows, trained).items():
             lines += lines_of(shown(folder), which, of_group)
             for row in of_group[:MOST_NAMED]:
-                each = [
-                    value
-                    for value in (row.in_local, row.accuracy, row.tuned_in_local)
-                    if value is not None
-                ]
                 if row.name is not None:
-                    of_named.append(
-                        [
-                            shown(folder),
-                            which,
-                            str(row.client),
-                            row.name,
-                            *(f"{100 * value:.1f}" for value in each),
-                        ]
-                    )
+                    of_named.append(named_line(shown(folder), which, row))
     print_table(HEAD, lines)
     if of_named:
         print_table(HEAD_NAMED[: len(of_named[0])], of_named)
 
 
+def grouped(rows: Sequence[OwnRow], trained: Set[int]) -> dict[str, list[OwnRow]]:
+    """Return the clients' rows in three groups; `trained` are the clients that a round has had."""
+    groups: dict[str, list[OwnRow]] = {"trained": [], "never trained": [], "held out": []}
+    for row in rows:
+        if row.held_out:
+            groups["held out"].append(row)
+        elif row.client in trained:
+            groups["trained"].append(row)
+        else:
+            groups["never trained"].append(row)
+    return groups
+
+
+def named_line(run: str, which: str, row: OwnRow) -> list[str]:
+    """Return the line of a client that has a name, with its accuracies in percent."""
+    line = [run, which, str(row.client), str(row.name)]
+    for accuracy in (row.in_local, row.accuracy, row.tuned_in_local):
+        if accuracy is not None:
+            line.append(f"{100 * accuracy:.1f}")
+    return line
+
+
 def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
-    """A line of the table for some clients, and a line after tuning, in percent; none without
-    clients.
+    """Return a line of the table for some clients, and a line after tuning, in percent.
+
+    Without clients there is no line.
     """
     if not rows:
         return []
-    lines = [
-        [
-            run,
-            which,
-            str(len(rows)),
-            *numbers([row.in_local for row in rows], [row.accuracy for row in rows]),
-        ]
-    ]
-    tuned = [
-        (row.tuned_in_local, row.tuned_accuracy) for row in rows if row.tuned_in_local is not None
-    ]
-    if tuned:
-        lines.append([run, f"{which}, tuned", str(len(rows)), *numbers(*zip(*tuned, strict=True))])
+    accuracies = numbers([row.in_local for row in rows], [row.accuracy for row in rows])
+    lines = [[run, which, str(len(rows)), *accuracies]]
+    in_local, accuracy = [], []
+    for row in rows:
+        if row.tuned_in_local is not None:
+            in_local.append(row.tuned_in_local)
+            accuracy.append(row.tuned_accuracy)
+    if in_local:
+        tuned = numbers(in_local, accuracy)
+        lines.append([run, f"{which}, tuned", str(len(rows)), *tuned])
     return lines
 
 
 def numbers(in_local: Sequence[float], accuracy: Sequence[float]) -> list[str]:
-    """Mean, deviation and mean of the worst tenth over clients, of their own labels; the mean over
-    all labels.
+    """Return the mean, the deviation and the mean of the worst tenth on the clients' own labels.
+
+    The mean on all labels follows. All are in percent.
+
+    >>> numbers([0.5, 1.0], [0.25, 0.75])
+    ['75.0', '25.0', '50.0', '50.0']
     """
     lowest = sorted(in_local)[: -(-len(in_local) // 10)]
     values = (mean(in_local), pstdev(in_local), mean(lowest), mean(accuracy))

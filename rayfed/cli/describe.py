@@ -1,4 +1,4 @@
-"""Commands that describe: methods, keys, data, partition."""
+"""The commands that describe: `methods`, `keys`, `data` and `partition`."""
 
 import inspect
 import json
@@ -12,9 +12,9 @@ from rayfed.base.console import aligned, print_table, shown
 from rayfed.base.errors import InputError, harmless, spelled
 from rayfed.cli.options import Overrides, job_argument, read_base, set_option
 
-# In the table of `partition`.
+# Most clients in the table of `partition`.
 MOST_CLIENTS = 50
-# In a line of `data`.
+# Most words in a line of `data`.
 MOST_WORDS = 20
 
 
@@ -23,8 +23,8 @@ MOST_WORDS = 20
 def methods(name: str | None) -> None:
     """List the methods, or describe one.
 
-    With the paper, and the parameters with their defaults. A job names a method, sets its values,
-    or composes several:
+    The description has the paper, and the parameters with their defaults. A job names a method,
+    sets its values, or composes several:
 
     \b
       method = "fedntd"
@@ -32,7 +32,7 @@ def methods(name: str | None) -> None:
       method = ["fedlmd", { name = "proximal", mu = 0.01 }]
       method = "my_module:MyPart"     your own, in the current folder
     """
-    # Brings torch.
+    # This imports torch, which takes seconds.
     from rayfed.methods.registry import PARTS, RECIPES
 
     if name is not None:
@@ -45,41 +45,46 @@ def methods(name: str | None) -> None:
 
 
 def summary(name: str) -> tuple[str, str, str]:
-    """A recipe's or a part's row: its name, its parameters with their defaults, and its first
-    sentence.
+    """Return the row of a recipe or a part.
+
+    It has the name, the parameters with their defaults, and the first sentence.
     """
     from rayfed.methods.registry import document, parameters
 
-    defaults = " ".join(
-        f"{parameter}={default_text(default)}" for parameter, default, _ in parameters(name)
-    )
-    return name, defaults, document(name).partition("\n")[0]
+    defaults = []
+    for parameter, default, _ in parameters(name):
+        defaults.append(f"{parameter}={default_text(default)}")
+    return name, " ".join(defaults), document(name).partition("\n")[0]
 
 
 def describe(name: str) -> None:
-    """Print the paper and the parameters of a method, of a part, or of a user's
-    `package.module:Name`.
+    """Print the paper and the parameters of a method or a part.
+
+    It may be the user's `package.module:Name`.
     """
     from rayfed.methods.registry import document, parameters
 
-    if paper := document(name):
+    paper = document(name)
+    if paper:
         print(paper, end="\n\n")
-    rows = [
-        (parameter, default_text(default), what) for parameter, default, what in parameters(name)
-    ]
+    rows = []
+    for parameter, default, what in parameters(name):
+        rows.append((parameter, default_text(default), what))
     if rows:
         print_table(["parameter", "default", "what"], rows)
 
 
 def default_text(value: Any) -> str:
-    """A default as a job file writes it."""
-    return (
-        "(needed)"
-        if value is inspect.Parameter.empty
-        else "(none)"
-        if value is None
-        else json.dumps(value)
-    )
+    """Return a default as a job file writes it.
+
+    >>> default_text(0.5), default_text("iid"), default_text(None)
+    ('0.5', '"iid"', '(none)')
+    """
+    if value is inspect.Parameter.empty:
+        return "(needed)"
+    if value is None:
+        return "(none)"
+    return json.dumps(value)
 
 
 @click.command()
@@ -87,8 +92,8 @@ def default_text(value: Any) -> str:
 def keys(prefix: str) -> None:
     """List the keys of a job file, with defaults and meaning.
 
-    With a PREFIX, only the keys that begin with it. Every key can be set from the command line: -s
-    KEY=VALUE.
+    With a PREFIX, it lists only the keys that begin with it. Every key can be set from the command
+    line: -s KEY=VALUE.
 
     \b
     Examples:
@@ -101,7 +106,7 @@ def keys(prefix: str) -> None:
     from rayfed.grid.cells import Grid
     from rayfed.job import Job
 
-    # Key, default and meaning: the partitions that have it.
+    # The partitions that have a key with this default and meaning.
     rules: dict[tuple[str, str, str], list[str]] = {}
     known = [*values.keys(Job), *values.keys(Grid, "grid")]
     for key in known:
@@ -112,10 +117,9 @@ def keys(prefix: str) -> None:
         near = values.nearest_key(prefix, known)
         rather = f"; did you mean '{near}'?" if near else ";"
         raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
-    rows = [
-        (*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2])
-        for row, kinds in rules.items()
-    ]
+    rows = []
+    for (name, default, meaning), kinds in rules.items():
+        rows.append((name, default, f"{', '.join(kinds)}: {meaning}" if kinds else meaning))
     print_table(["key", "default", "what"], rows)
 
 
@@ -125,7 +129,7 @@ def keys(prefix: str) -> None:
 def data(job: str | None, overrides: Overrides) -> None:
     """List the sources of data, or describe one, or a job's data.
 
-    A Parquet file or folder, or a tree of image folders, is a source too: -s data.source=PATH.
+    A Parquet file or folder, or a tree of image folders, is also a source: -s data.source=PATH.
     """
     from rayfed.data.settings import SOURCES
 
@@ -140,28 +144,28 @@ def data(job: str | None, overrides: Overrides) -> None:
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
     read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)
-    dataset, refused = load(read.data), ""
+    dataset, fault = load(read.data), ""
     try:
         federation = open_data(read, lambda _: dataset)
     except InputError as error:
-        # What was read is worth seeing all the same.
-        federation, refused = federate(dataset, Iid(num_clients=1)), str(error)
+        # If the partition is refused, what was read is worth seeing all the same.
+        federation, fault = federate(dataset, Iid(num_clients=1)), str(error)
     classes = federation.train.classes
     beyond_images = bool(read.data.in_place_of_images)
-    # Features have units of their own.
-    form = ".4g" if beyond_images else ".4f"
     facts = [
         ("source", read.data.source),
         ("examples" if beyond_images else "images", images_text(federation)),
         ("classes", f"{len(classes)}: {first_ones(classes, ', ')}"),
     ]
     if len(federation.mean):
-        facts.append(("mean", first_ones([f"{value:{form}}" for value in federation.mean], " ")))
-        facts.append(
-            ("deviation", first_ones([f"{value:{form}}" for value in federation.std], " "))
-        )
+        # Features have any units, so their numbers may be large or small.
+        form = ".4g" if beyond_images else ".4f"
+        mean = [f"{value:{form}}" for value in federation.mean]
+        deviation = [f"{value:{form}}" for value in federation.std]
+        facts.append(("mean", first_ones(mean, " ")))
+        facts.append(("deviation", first_ones(deviation, " ")))
     facts.append(("partition", partition_text(read.data.partition)))
-    facts.append(("clients", refused or clients_text(federation)))
+    facts.append(("clients", fault or clients_text(federation)))
     domains = federation.test.domain_names
     if domains:
         facts.append(("domains", f"{len(domains)} in the test set: {first_ones(domains, ', ')}"))
@@ -169,7 +173,14 @@ def data(job: str | None, overrides: Overrides) -> None:
 
 
 def first_ones(words: Sequence[str], between: str) -> str:
-    return between.join([*words[:MOST_WORDS], "..."] if len(words) > MOST_WORDS else words)
+    """Return words in a line, and dots for the words that are too many.
+
+    >>> first_ones(["cat", "dog"], ", ")
+    'cat, dog'
+    """
+    if len(words) > MOST_WORDS:
+        words = [*words[:MOST_WORDS], "..."]
+    return between.join(words)
 
 
 @click.command()
@@ -184,8 +195,8 @@ def first_ones(words: Sequence[str], between: str) -> str:
 def partition(job: str, overrides: Overrides, output: str | None, export: str | None) -> None:
     """Show how many images of each class each client holds.
 
-    As a table, and as a heat map in a file. For a job with a [grid], the partition without the
-    grid's settings.
+    It prints a table, and writes a heat map to a file. For a job with a [grid], it shows the
+    partition without the grid's settings.
     """
     import numpy as np
 
@@ -207,14 +218,16 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     federation = open_data(read)
     if export:
         write_dealt(Path(export), [federation.client(i) for i in range(federation.num_clients)])
-    classes, num_clients = tuple(map(harmless, federation.train.classes)), federation.num_clients
+    num_clients = federation.num_clients
+    classes = [harmless(name) for name in federation.train.classes]
     clients, labels, counts = federation.cells()
     table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)
-    first = clients < MOST_CLIENTS
-    table[clients[first], labels[first]] = counts[first]
+    in_table = clients < MOST_CLIENTS
+    table[clients[in_table], labels[in_table]] = counts[in_table]
     rows = [[harmless(federation.called(i)), *cells(row)] for i, row in enumerate(table)]
     if num_clients > MOST_CLIENTS:
-        rows.append([f"{num_clients - MOST_CLIENTS:,} more", *[""] * (len(classes) + 1)])
+        empty = [""] * (len(classes) + 1)
+        rows.append([f"{num_clients - MOST_CLIENTS:,} more", *empty])
     rows.append(["total", *cells(np.bincount(labels, counts, len(classes)).astype(np.int64))])
     print_table(["client", *classes, "total"], rows)
     print(f"\nclients: {clients_text(federation)}")
@@ -225,5 +238,5 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
 
 
 def cells(counts: Any) -> list[str]:
-    """Counts as text, with their sum; a dot stands for 0."""
+    """Return counts as text, with their sum; a dot stands for 0."""
     return [str(count or ".") for count in counts] + [str(counts.sum())]

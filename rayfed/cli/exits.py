@@ -1,4 +1,4 @@
-"""The end of the command: exit code 0, or a message and the error's exit code."""
+"""The end of the command: exit code 0, or a message and the exit code of the error."""
 
 import atexit
 import os
@@ -31,7 +31,8 @@ def failures() -> Iterator[None]:
     except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
-        raise Failure("; ".join(["stopped", *getattr(error, "__notes__", [])]), STOPPED) from None
+        notes = getattr(error, "__notes__", [])
+        raise Failure("; ".join(["stopped", *notes]), STOPPED) from None
     except Exception as error:
         raise Failure(explained(error), getattr(error, "exit_code", 1)) from None
 
@@ -47,13 +48,14 @@ class Commands(click.Group):
 
 
 def end_at_once(end: SystemExit) -> NoReturn:
-    """End the process as `end` would, but under threads that are still working: the interpreter
-    never ends.
+    """End the process as `end` would, although threads are still working.
+
+    While they work, the interpreter does not end by itself.
     """
     atexit._run_exitfuncs()
     code = end.code or 0
     if not isinstance(code, int):
-        # Python does the same where the exit code is no number, as after `sys.exit("a message")`.
+        # Python does the same if the exit code is not a number, as after `sys.exit("a message")`.
         print(code, file=sys.stderr)
         code = 1
     sys.stdout.flush()

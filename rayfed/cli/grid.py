@@ -1,4 +1,4 @@
-"""The runs of a grid, many at once or one after the other, with a line for each; then their table."""
+"""The runs of a grid, many at once or one after the other, and their table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rayfed.base.console import duration, shown
@@ -23,17 +22,13 @@ from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
 from rayfed.job import Job
-from rayfed.observers.display import Lines, cell_text
+from rayfed.observers.display import cell_text, quiet_lines
 from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
 
-# Exit codes of a run that does not end the others.
-FAILED = (
-    1,
-    InputError.exit_code,
-    Resumable.exit_code,
-)
+# A run that fails with one of these exit codes does not end the others.
+FAILED = (1, InputError.exit_code, Resumable.exit_code)
 
 
 def run_grid(
@@ -43,8 +38,9 @@ def run_grid(
     other_bits: bool,
     show: Callable[[list[Cell]], None] | None = None,
 ) -> None:
-    """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the
-    results of all cells.
+    """Run the jobs that are not done, with a line for each, then `show` the results of all cells.
+
+    The jobs are those of the chosen cells. Raises `Failure` if a run has failed.
     """
     done = [] if force else [job for job in jobs if is_done(job)]
     done_names = {job.name for job in done}
@@ -53,13 +49,11 @@ def run_grid(
         print(f"{len(done)} of {len(jobs)} runs done already", flush=True)
         _warn_of_changes(done)
     width = max((len(job.name) for job in todo), default=0)
-    # Name -> exit code.
+    # The exit codes of failed runs, by their names.
     failed: dict[str, int] = {}
     started = time.monotonic()
     try:
-        # The runs' logs have their rounds.
-        logged = partial(Lines, quiet=True)
-        runs = run_many(todo, naming(), force=force, other_bits=other_bits, display=logged)
+        runs = run_many(todo, naming(), force=force, other_bits=other_bits, display=quiet_lines)
         with closing(runs) as all_ended:
             for number, ended in enumerate(all_ended, start=1):
                 name, code = ended.job.name, ended.exit_code
@@ -67,13 +61,11 @@ def run_grid(
                 if code == 0:
                     _note_order(cells, jobs)
                     left = duration((time.monotonic() - started) / number * (len(todo) - number))
-                    print(
-                        f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left",
-                        flush=True,
-                    )
+                    results = cell_text(read_summary(folder_of(ended.job)))
+                    print(f"{line}  {results}  {left} left", flush=True)
                     continue
                 failure = Failure(ended.message, code)
-                # Likely
+                # An input that is wrong in the first run is probably wrong in all runs.
                 is_input_of_all = code == InputError.exit_code and number == 1
                 if code not in FAILED or is_input_of_all:
                     raise failure
@@ -87,26 +79,25 @@ def run_grid(
         try:
             (show or show_results)(cells)
         except InputError as error:
-            # How the runs ended is worth more.
+            # An error here would hide how the runs ended.
             print(f"warning: there is no table: {error}", file=sys.stderr)
     if failed:
         names = "\n".join(failed)
-        raise Failure(
-            f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values())
-        )
+        message = f"error: {len(failed)} of {len(todo)} runs failed:\n{names}"
+        raise Failure(message, min(failed.values()))
 
 
 def _note_order(cells: list[Cell], jobs: list[Job]) -> None:
     """Note the order of the cells in the grid's folder, for tables, pages and figures."""
     grid = folder_of(replace(jobs[0], name=cells[0].grid))
-    # The runs themselves say that nothing can be written.
+    # If nothing can be written here, the runs say so.
     with suppress(OSError):
         grid.mkdir(parents=True, exist_ok=True)
         write_order(grid, [grid / Path(cell.name).relative_to(cell.grid) for cell in cells])
 
 
 def _warn_of_changes(done: list[Job]) -> None:
-    """Warn of each module of the user's that has changed since runs were done with it."""
+    """Warn of each module of the user that has changed since runs were done with it."""
     names_by_module: dict[str, list[str]] = {}
     for job in done:
         for module in changed_since(folder_of(job)):
@@ -121,23 +112,24 @@ def _warn_of_changes(done: list[Job]) -> None:
 
 
 def naming() -> Callable[[Sequence[Job]], None]:
-    """Names each run that begins, which may take hours, and where its rounds can be followed."""
+    """Return a function that names each run that begins, and where its rounds can be followed.
+
+    A run may take hours.
+    """
     named: set[str] = set()
 
     def watch(jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.name not in named:
                 named.add(job.name)
-                print(
-                    f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}",
-                    file=sys.stderr,
-                )
+                log = shown(folder_of(job) / "log.txt")
+                print(f"{job.name} begins; its rounds: {log}", file=sys.stderr)
 
     return watch
 
 
 def show_results(cells: list[Cell]) -> None:
-    """Print the table of a grid's finished cells, and write it beside them."""
+    """Print the table of a grid's finished cells, and write it to the grid's folder."""
     done = finished(cells)
     if not done:
         return
@@ -150,7 +142,7 @@ def show_results(cells: list[Cell]) -> None:
 
 
 def finished(cells: list[Cell]) -> list[Job]:
-    """The jobs of the cells that are done."""
+    """Return the jobs of the cells that are done."""
     done = []
     for cell in cells:
         # A cell that was not chosen may be invalid.

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parent / "project"
 def init(folder: Path) -> None:
     """Begin a project in a new or empty FOLDER.
 
-    A job file, a method of one's own with its test, and a README with three commands.
+    The project has a job file, your own method with its test, and a README with three commands.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
@@ -23,10 +23,8 @@ def init(folder: Path) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(PROJECT.iterdir()):
-        # README.md.txt: so that no tool takes it for rayfed's own.
+        # The files end in .txt, as in README.md.txt, so that no tool takes them for rayfed's files.
         (folder / file.stem).write_text(file.read_text())
     print((folder / "README.md").read_text())
-    print(
-        f"Written to '{folder}'"
-        + ("" if folder.samefile(".") else f"; go there first: cd '{folder}'")
-    )
+    hint = "" if folder.samefile(".") else f"; go there first: cd '{folder}'"
+    print(f"Written to '{folder}'{hint}")

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Overrides = tuple[tuple[str, Any], ...]
 Labels = tuple[tuple[str, str], ...]
-# Of this folder.
+# The runs of this folder.
 RUNS = Path("runs")
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The keys of a job file."""
+    """Return the keys of a job file that begin with what is typed."""
     from rayfed.base.values import keys
     from rayfed.job import Job
 
@@ -30,30 +30,32 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The folders of runs, below the folder that is typed so far, or runs."""
+    """Return the folders of runs below the folder that is typed so far, or below runs."""
     root = Path(os.path.dirname(incomplete) or RUNS)
     return starting(incomplete, sorted(str(file.parent) for file in root.rglob("job.toml")))
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The names of the runs of this folder."""
-    return [
-        run.removeprefix(f"{RUNS}/") for run in complete_run(ctx, param, f"{RUNS}/{incomplete}")
-    ]
+    """Return the names of the runs of this folder that begin with what is typed."""
+    folders = complete_run(ctx, param, f"{RUNS}/{incomplete}")
+    return [folder.removeprefix(f"{RUNS}/") for folder in folders]
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
+    """Return the words that begin with what is typed."""
     return [word for word in words if word.startswith(incomplete)]
 
 
-def read_overrides(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Overrides:
-    """The values of `--set`."""
-    return tuple(map(read_override, given))
+def read_overrides(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Overrides:
+    """Return the keys and values of `--set`."""
+    return tuple(map(read_override, texts))
 
 
 def read_override(text: str) -> tuple[str, Any]:
-    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may
-    be left out.
+    """Return the key and the value of `key.sub=value` from the command line.
+
+    The value is written as in TOML. Quotes around a word may be left out. Raises `InputError` for
+    anything else.
 
     >>> read_override("train.lr=0.1"), read_override("method=fedavg")
     (('train.lr', 0.1), ('method', 'fedavg'))
@@ -69,11 +71,9 @@ def read_override(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
         if value.strip().startswith(("[", "{")):
-            how = (
-                """write it as TOML, with quotes around words: 'grid.method=["fedavg", "fedntd"]'"""
-            )
             raise InputError(
-                f"'{text}': the list or table cannot be read ({error}); {how}"
+                f"'{text}': the list or table cannot be read ({error}); write it as TOML, with "
+                'quotes around words: \'grid.method=["fedavg", "fedntd"]\''
             ) from None
         return key.strip(), value.strip()
     except RecursionError:
@@ -84,29 +84,28 @@ job_argument = click.argument("job", type=click.Path())
 SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_set}
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
-# As they are: `submit` passes them to `run`.
+# `submit` passes these settings to `run` as they are.
 settings_option = click.option("-s", "--set", "settings", **SET)
 LABEL: dict[str, Any] = {"type": (str, str), "multiple": True, "metavar": "STEP LABEL"}
 LABEL["help"] = (
     "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
 )
 label_option = click.option("--label", "labels", **LABEL)
+
+
+def trust_if_given(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """Set the variable that says that the files of a Ray may be changed by other users."""
+    if is_given:
+        os.environ[TRUST] = "1"
+
+
 trust_option = click.option(
     "--trust-this-machine",
     is_flag=True,
     expose_value=False,
-    callback=lambda ctx, param, given: os.environ.update({TRUST: "1"} if given else {}),
+    callback=trust_if_given,
     help="Use a Ray whose files other users of this machine can change.",
 )
-
-
-def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
-    """A job, or the job under a grid, from its file or its tables."""
-    from rayfed.job import read_job, read_toml
-
-    return read_job(
-        {key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides)
-    )
 
 
 other_bits_option = click.option(
@@ -117,3 +116,12 @@ other_bits_option = click.option(
         "bits will differ."
     ),
 )
+
+
+def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
+    """Return a job, or the job under a grid, from its file or its tables."""
+    from rayfed.job import read_job, read_toml
+
+    tables = read_toml(job)
+    tables.pop("grid", None)
+    return read_job(tables, dict(overrides))

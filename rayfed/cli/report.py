@@ -26,10 +26,10 @@ FORMS = ("text", "md", "latex", "csv")
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Make the page of a run, or a page that compares several.
 
-    Every run ends with its page; this command makes it again from the run's folder, also for a
-    killed run. With several runs, or the folder of a grid, the others are compared with FedAvg's,
-    or with the first if there is no such run; runs whose names end in seed-0, seed-1, ... become
-    one line, with their mean and their range.
+    Every run ends with its page. This command makes it again from the run's folder, also for a
+    killed run. With several runs, or the folder of a grid, the runs are compared with FedAvg, or
+    with the first run if there is no FedAvg. Runs whose names end in seed-0, seed-1, ... become one
+    line, with their mean and their range.
 
     \b
     Examples:
@@ -39,21 +39,27 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """
     from rayfed.folder.found import find_runs
 
-    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
-    # This imports torch, which takes seconds. A wrong folder is told before.
+    unique: dict[Path, None] = {}
+    for run in runs:
+        unique |= dict.fromkeys(find_runs(run))
+    folders = list(unique)
+    # This imports torch, which takes seconds. An error about a wrong folder comes before.
     from rayfed.report.page import write_comparison, write_report
 
     if folders == list(runs[:1]):
         path = write_report(runs[0], output)
+    elif output or len(runs) > 1:
+        path = write_comparison(folders, output or Path("compare.html"))
     else:
-        path = write_comparison(
-            folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html")
-        )
+        path = write_comparison(folders, runs[0] / "report.html")
     print(f"page in {shown(path)}")
 
 
 def print_sheet(sheet: "Sheet", form: str) -> None:
-    """Print a table and its notes; beside comma-separated values, the notes go to standard error."""
+    """Print a table and its notes.
+
+    With comma-separated values, the notes go to standard error.
+    """
     from rayfed.report.forms import as_csv, latex, markdown, one_line
 
     notes = [harmless(note) for note in sheet.notes]
@@ -61,12 +67,15 @@ def print_sheet(sheet: "Sheet", form: str) -> None:
         print(as_csv(sheet))
         for note in notes:
             print(note, file=sys.stderr)
-    elif form == "text":
-        lines = [[one_line(cell) for cell in line] for line in sheet.lines]
-        print_table([one_line(cell) for cell in sheet.head], lines)
-        for note in ["", *notes] if notes else []:
+        return
+    if form == "text":
+        lines = [list(map(one_line, line)) for line in sheet.lines]
+        print_table(list(map(one_line, sheet.head)), lines)
+        if notes:
+            print()
+        for note in notes:
             print(note)
-    else:
-        head, *lines = [[harmless(cell) for cell in line] for line in (sheet.head, *sheet.lines)]
-        clean = sheet._replace(head=head, lines=lines, notes=notes)
-        print(markdown(clean) if form == "md" else latex(clean))
+        return
+    lines = [list(map(harmless, line)) for line in sheet.lines]
+    clean = sheet._replace(head=list(map(harmless, sheet.head)), lines=lines, notes=notes)
+    print(markdown(clean) if form == "md" else latex(clean))

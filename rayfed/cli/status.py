@@ -1,4 +1,4 @@
-"""The command status: the jobs submitted to a cluster and the runs of this folder."""
+"""The command `status`: the jobs submitted to a cluster, and the runs of this folder."""
 
 import os
 import tomllib
@@ -20,9 +20,9 @@ from rayfed.runtime.jobs import Jobs, Submission
 from rayfed.submit.local import unknown_run
 
 RUN = ("run", "status", "round", "best accuracy", "last written")
-# Rows of a table.
+# Most rows of a table.
 MOST = 30
-# Of a log, for one submission.
+# The lines of its log that the description of a submission ends with.
 LAST_LINES = 10
 
 
@@ -36,26 +36,7 @@ def status(name: str | None, address: str | None) -> None:
     several submissions, the newest), or a submission id.
     """
     if name is not None:
-        here = next((row for row in runs_in(RUNS) if row[0] == name), None)
-        if here:
-            print(aligned(list(zip(RUN, here, strict=True))))
-            if here[1] not in ("done", "running"):
-                print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
-            if here[1] == "running":
-                print(
-                    f"its log: {hint('logs -f', name, None)}; to stop it: "
-                    f"{hint('stop', name, None)}"
-                )
-        try:
-            with job_server(address) as cluster:
-                submission = cluster.find(name)
-                if here:
-                    print(f"\nsubmitted to {cluster.address}:")
-                describe(cluster, submission, address)
-        except InputError as error:
-            # Else it need not be submitted.
-            if not here:
-                raise unknown_run(name, RUNS, error) from None
+        describe_one(name, address)
         return
     list_runs(RUNS)
     try:
@@ -64,46 +45,76 @@ def status(name: str | None, address: str | None) -> None:
     except NoRay:
         print("\nno Ray answers on this machine, so there are no submitted jobs")
     except NoToken as error:
-        if address or any(os.environ.get(name) for name in VARIABLES):
+        if address or any(os.environ.get(variable) for variable in VARIABLES):
             raise
-        # The usual address may be another user's Ray, of which this user need not know anything.
+        # The usual address may be the Ray of another user, which is none of this user's business.
         print(f"\nnote: submitted jobs are not listed: {error}")
 
 
-def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
+def describe_one(name: str, address: str | None) -> None:
+    """Print everything about a run of this folder, or a submission, or both.
+
+    Raises `InputError` if there is neither.
+    """
+    rows = [row for row in runs_in(RUNS) if row[0] == name]
+    for row in rows[:1]:
+        print(aligned(list(zip(RUN, row, strict=True))))
+        run_status = row[1]
+        if run_status == "running":
+            watch, stop = hint("logs -f", name, None), hint("stop", name, None)
+            print(f"its log: {watch}; to stop it: {stop}")
+        elif run_status != "done":
+            print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
+    try:
+        with job_server(address) as cluster:
+            submission = cluster.find(name)
+            if rows:
+                print(f"\nsubmitted to {cluster.address}:")
+            describe(cluster, submission, address)
+    except InputError as error:
+        # A run of this folder need not be submitted.
+        if not rows:
+            raise unknown_run(name, RUNS, error) from None
+
+
+def describe(cluster: Jobs, submission: Submission, address: str | None) -> None:
     """Print everything about a submission, with the last lines of its log."""
-    print(aligned([fact for fact in facts(one).items() if fact[1]]))
-    # The command was not run.
-    if one.status == "pending" or (one.status == "failed" and one.exit_code is None):
-        print(f"\n{harmless(one.message.strip())}")
-    lines = cluster.log(one.id).rstrip().splitlines()
+    print(aligned([fact for fact in facts(submission).items() if fact[1]]))
+    has_failed_early = submission.status == "failed" and submission.exit_code is None
+    # If the command was not run, the message says why.
+    if submission.status == "pending" or has_failed_early:
+        print(f"\n{harmless(submission.message.strip())}")
+    lines = cluster.log(submission.id).rstrip().splitlines()
     if lines:
-        print(
-            f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n"
-        )
+        whole = hint("logs", submission.run or submission.id, address)
+        print(f"\nthe last lines of its log; all of it: {whole}\n")
         print(harmless("\n".join(lines[-LAST_LINES:])))
 
 
 def list_submissions(cluster: Jobs) -> None:
     """Print a table of rayfed's submissions, the newest first."""
-    ours = [one for one in cluster.submissions() if one.run]
+    ours = [submission for submission in cluster.submissions() if submission.run]
     number = f"{len(ours):,}" if ours else "nothing yet, by rayfed"
     print(f"\nsubmitted to {cluster.address}: {number}")
     columns = ["run", "status", "started", "took", "submission"]
-    newest = [facts(one) for one in ours[:MOST]]
-    print_newest(columns, [[one[column] for column in columns] for one in newest], len(ours))
+    rows = []
+    for submission in ours[:MOST]:
+        known = facts(submission)
+        rows.append([known[column] for column in columns])
+    print_newest(columns, rows, len(ours))
 
 
-def facts(one: Submission) -> dict[str, str]:
-    """A submission's facts by name; '' where a fact is not known."""
+def facts(submission: Submission) -> dict[str, str]:
+    """Return a submission's facts by name; '' where a fact is not known."""
+    can_be_resumed = submission.exit_code == Resumable.exit_code
     return {
-        "run": one.run,
-        "status": "can be resumed" if one.exit_code == Resumable.exit_code else one.status,
-        "method": one.metadata.get("rayfed_method", ""),
-        "started": time_text(one.started),
-        "took": duration(one.took.total_seconds()) if one.took else "",
-        "results": one.metadata.get("rayfed_results", ""),
-        "submission": one.id,
+        "run": submission.run,
+        "status": "can be resumed" if can_be_resumed else submission.status,
+        "method": submission.metadata.get("rayfed_method", ""),
+        "started": time_text(submission.started),
+        "took": duration(submission.took.total_seconds()) if submission.took else "",
+        "results": submission.metadata.get("rayfed_results", ""),
+        "submission": submission.id,
     }
 
 
@@ -123,10 +134,13 @@ def print_newest(columns: Sequence[str], rows: Sequence[Sequence[str]], count: i
 
 
 def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
-    """Name, status, round, best accuracy and time of the last change of each run in a folder."""
+    """Return the runs in a folder, the last changed first.
+
+    A row has name, status, round, best accuracy, and time of the last change.
+    """
     runs = []
     for file in root.rglob("summary.json"):
-        # Incomplete, or another program's.
+        # A file may be incomplete, or that of another program.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             summary = read_summary(file.parent)
             job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
@@ -143,5 +157,5 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def time_text(time: datetime | None) -> str:
-    """To the second, in local time."""
+    """Return a time to the second, in local time; '' for no time."""
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""

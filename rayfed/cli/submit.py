@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ from rayfed.submit.local import LocalRun, local_run, unknown_run
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
     from rayfed.job import Job
+    from rayfed.submit.package import Chosen
 
-show = partial(print, end="", flush=True)
 ENV = (
     "A variable for the job's processes, seen by all who see the cluster's jobs. May be given "
     "often."
@@ -54,6 +54,23 @@ address_option = click.option(
         "http://127.0.0.1:8265."
     ),
 )
+
+
+def show(text: str) -> None:
+    """Print a part of a log at once."""
+    print(text, end="", flush=True)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The place where the driver of a submitted job will run."""
+
+    # It runs on this machine.
+    is_here: bool
+    # No node has what it asks for.
+    waits: bool
+    # It asks for CPUs, memory or a label.
+    asks: bool
 
 
 @click.command()
@@ -112,8 +129,8 @@ def submit(
 ) -> None:
     """Run a job on a Ray cluster.
 
-    The working folder is sent, without data, results, virtual environments and what is named like a
-    secret. A job with a [grid] is submitted as a single job, which runs the grid.
+    The working folder is sent, without data, results, virtual environments and files that are named
+    like a secret. A job with a [grid] is submitted as a single job, which runs the grid.
 
     \b
     Examples:
@@ -139,79 +156,45 @@ def submit(
     refuse_same(cells)
     asked = {name: value for name, value in entrypoint.items() if value}
     if "entrypoint_label_selector" in asked:
-        # It imports Ray, which takes a second.
+        # This imports Ray, which takes a second.
         from rayfed.runtime.versions import refuse_label_of_driver
 
         refuse_label_of_driver()
-    # All are checked before anything is sent.
+    # All jobs are checked before anything is sent.
     jobs = [cell.job() for cell in cells]
     run = cells[0].grid or jobs[0].name
-    apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
-    files = package.chosen(root, sorted(apart), patterns, include)
+    files = package.chosen(root, own_paths(jobs), patterns, include)
     if dry_run:
         print(aligned(files.all_lines()), aligned(files.lines()), sep="\n\n")
         return
-    # It comes with rayfed, there too.
-    is_example = not Path(job).is_file()
-    place = job if is_example else Path(job).resolve().relative_to(root.resolve()).as_posix()
-    if not is_example and place not in files.sent:
-        why = files.stays.get(place, "or its folder is left out, or git ignores it")
-        raise InputError(f"'{job}' would not be sent: it {why}")
+    place = place_in(root, job, files)
     with job_server(address) as cluster:
         cluster.refuse_temporary()
-        known = nodes_of(cluster)
-        nodes = places(known, asked)
-        here, waits = are_here(cluster, nodes), bool(asked and known and not nodes)
-        if here and not packages:
+        driver, elsewhere = driver_of(cluster, asked)
+        if driver.is_here and not packages:
             cluster.refuse_another_ray()
-        elsewhere = "a node with what it asks for, and none has it," if waits else "another machine"
-        paths = package.anchored(
-            jobs, root if here else None, f"{elsewhere} (of {cluster.address})"
-        )
+        paths = package.anchored(jobs, root if driver.is_here else None, elsewhere)
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
-        if here and not cells[0].grid:
+        if driver.is_here and not cells[0].grid:
             Folders.of(jobs[0]).refuse_overwriting(
                 force or resume, "the same command, with --resume"
             )
-        named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
-        lines = [("cluster", cluster.address + named_by + (", on this machine" if here else ""))]
-        lines += files.lines()
-        if cells[0].grid:
-            lines.append(("grid", f"{len(jobs)} runs in one job"))
-        lines += [(key, path) for key, path in paths.items() if key != "output.path"]
-        if waits:
-            lines.append(("driver", "no node has what it asks for, so the job waits for one"))
-        where = "driver's" if asked else "head"
-        lines.append(
-            ("results", str(results) if here else f"{results}, on the cluster's {where} node")
-        )
-        print(aligned(lines), flush=True)
-        changed = [*settings, *(f"{key}={path}" for key, path in paths.items())]
-        if any(one.ray.address for one in jobs):
-            # The job runs on the cluster that gets it.
-            changed.append("ray.address=")
-        # On this machine, `python` may be a Python without Ray: the user need not activate an
-        # environment. That of the packages is active in the job.
-        command = [
-            sys.executable if here and not packages else "python",
-            "-m",
-            "rayfed",
-            "run",
-            place,
-        ]
-        for setting in changed:
+        print(aligned(about(cluster, driver, files, cells, paths, results)), flush=True)
+        command = ["-m", "rayfed", "run", place]
+        for setting in [*settings, *changes(jobs, paths)]:
             command += ["-s", setting]
-        if force:
-            command.append("--force")
-        if resume:
-            command.append("--resume")
+        flags = {"--force": force, "--resume": resume}
+        command += [flag for flag, is_given in flags.items() if is_given]
+        # On this machine, `python` may be a Python without Ray: the user need not activate an
+        # environment. With packages, the job has an environment where `python` is the right one.
+        python = sys.executable if driver.is_here and not packages else "python"
         with package.staged(root, files.sent) as code:
             environment = {**code, "env_vars": {**variables, COMMIT: commit() or ""}}
             if packages:
                 environment["pip"] = list(packages)
             submitted = cluster.submit(
-                command, run, environment, described(cells, jobs, results), **asked
+                [python, *command], run, environment, described(cells, jobs, results), **asked
             )
         print(f"submitted as {submitted.id}", flush=True)
         if follow:
@@ -220,6 +203,77 @@ def submit(
             print(
                 f"to watch: {hint('logs -f', run, address)}; to stop: {hint('stop', run, address)}"
             )
+
+
+def own_paths(jobs: Sequence[Job]) -> list[Path]:
+    """Return the paths in jobs that are on this machine, each once."""
+    paths = set()
+    for job in jobs:
+        paths |= {Path(path) for path in job.places().values() if "://" not in path}
+    return sorted(paths)
+
+
+def place_in(root: Path, job: str, files: Chosen) -> str:
+    """Return the path of a job file in the folder that is sent.
+
+    Raises `InputError` if the job file is not sent.
+    """
+    if not Path(job).is_file():
+        # The job is an example that comes with rayfed, on the cluster as well.
+        return job
+    place = Path(job).resolve().relative_to(root.resolve()).as_posix()
+    if place not in files.sent:
+        reason = files.stays.get(place, "or its folder is left out, or git ignores it")
+        raise InputError(f"'{job}' would not be sent: it {reason}")
+    return place
+
+
+def driver_of(cluster: Jobs, asked: Mapping[str, Any]) -> tuple[Driver, str]:
+    """Return where the driver of a job will run, and words for a place that is not this machine."""
+    known = nodes_of(cluster)
+    nodes = places(known, asked)
+    driver = Driver(
+        is_here=are_here(cluster, nodes),
+        waits=bool(asked and known and not nodes),
+        asks=bool(asked),
+    )
+    elsewhere = "another machine"
+    if driver.waits:
+        elsewhere = "a node with what it asks for, and none has it,"
+    return driver, f"{elsewhere} (of {cluster.address})"
+
+
+def about(
+    cluster: Jobs,
+    driver: Driver,
+    files: Chosen,
+    cells: Sequence[Cell],
+    paths: Mapping[str, str],
+    results: Path,
+) -> list[tuple[str, str]]:
+    """Return what a user should know of a submission, in lines."""
+    named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
+    on_this_machine = ", on this machine" if driver.is_here else ""
+    lines = [("cluster", f"{cluster.address}{named_by}{on_this_machine}")]
+    lines += files.lines()
+    if cells[0].grid:
+        lines.append(("grid", f"{len(cells)} runs in one job"))
+    lines += [(key, path) for key, path in paths.items() if key != "output.path"]
+    if driver.waits:
+        lines.append(("driver", "no node has what it asks for, so the job waits for one"))
+    node = "driver's" if driver.asks else "head"
+    on_a_node = "" if driver.is_here else f", on the cluster's {node} node"
+    lines.append(("results", f"{results}{on_a_node}"))
+    return lines
+
+
+def changes(jobs: Sequence[Job], paths: Mapping[str, str]) -> list[str]:
+    """Return the settings of a job that a submission changes."""
+    settings = [f"{key}={path}" for key, path in paths.items()]
+    if any(job.ray.address for job in jobs):
+        # The job runs on the cluster that gets it.
+        settings.append("ray.address=")
+    return settings
 
 
 @click.command()
@@ -234,13 +288,16 @@ def logs(name: str, follow: bool, address: str | None) -> None:
     NAME is a run's name (of several submissions, the newest) or a submission id.
     """
     here = local_run(name, RUNS) if address is None else None
-    with _submission_or(here, name, address) as found:
-        if here and found is None:
+    with _submission_or(here, name, address) as submitted:
+        if here and submitted is None:
             print(f"log: {shown(here.path / 'log.txt')}", file=sys.stderr)
-            here.follow(show) if follow else show(here.log())
+            if follow:
+                here.follow(show)
+            else:
+                show(here.log())
             return
-        assert found is not None
-        cluster, submission = found
+        assert submitted is not None
+        cluster, submission = submitted
         if not follow:
             print(cluster.log(submission.id), end="")
             return
@@ -263,20 +320,18 @@ def stop(name: str, address: str | None) -> None:
     folder, or the id of a submission. The run has a minute to keep its finished rounds.
     """
     here = local_run(name, RUNS) if address is None else None
-    with _submission_or(here, name, address) as found:
-        if here and found is None:
+    with _submission_or(here, name, address) as submitted:
+        if here and submitted is None:
             stop_here(here)
             return
-        assert found is not None
-        cluster, submission = found
+        assert submitted is not None
+        cluster, submission = submitted
         if submission.over:
             print(f"{name} is {submission.status} already")
             return
-        pending = (
-            ", which has not begun: Ray stops a job only then"
-            if submission.status == "pending"
-            else ""
-        )
+        pending = ""
+        if submission.status == "pending":
+            pending = ", which has not begun: Ray stops a job only then"
         print(f"stopping {name}{pending}", file=sys.stderr)
         cluster.stop(submission.id)
         try:
@@ -293,8 +348,10 @@ def stop(name: str, address: str | None) -> None:
 def _submission_or(
     here: LocalRun | None, name: str, address: str | None
 ) -> Iterator[tuple[Jobs, Submission] | None]:
-    """The newest submission of a run with its cluster; None for a run of this folder that no
-    cluster runs.
+    """Yield the newest submission of a run, behind its cluster.
+
+    It is None for a run of this folder that no cluster runs. Raises `InputError` for a name that
+    neither this folder nor the cluster knows.
     """
     with ExitStack() as stack:
         try:
@@ -305,16 +362,20 @@ def _submission_or(
                 raise unknown_run(name, RUNS, error) from None
             yield None
             return
-        # An earlier submission of this name may be over, while a run that was started here goes on.
-        yield None if here and here.is_running and submission.over else (cluster, submission)
+        # An earlier submission of this name may be over, while a run that was started here
+        # continues.
+        if here and here.is_running and submission.over:
+            yield None
+        else:
+            yield cluster, submission
 
 
 def stop_here(run: LocalRun) -> None:
-    """Stop a run that works on this machine, and tell how to continue it."""
+    """Stop a run that works on this machine, and say how to continue it."""
     again = f"to continue it: rayfed resume {shown(run.path)}"
     if not run.is_running:
         status = run.status
-        print(f"{run.name} is {status}" if status == "done" else f"{run.name} is {status}; {again}")
+        print(f"{run.name} is {status}" + ("" if status == "done" else f"; {again}"))
         return
     number = run.process()
     print(f"stopping {run.name}, process {number}", file=sys.stderr)
@@ -324,25 +385,21 @@ def stop_here(run: LocalRun) -> None:
 
 
 def refuse_twins(run: str, submissions: Sequence[Submission], address: str | None) -> None:
-    """Raises `InputError` where a run of this name has not ended: both would write to one folder."""
-    for one in submissions:
-        if one.run == run and not one.over:
+    """Raise `InputError` if a run of this name has not ended: both would write to one folder."""
+    for submission in submissions:
+        if submission.run == run and not submission.over:
             raise InputError(
-                f"'{run}' is {one.status} there already, as {one.id}; give the job another name, "
-                f"or stop that run: {hint('stop', run, address)}"
+                f"'{run}' is {submission.status} there already, as {submission.id}; give the job "
+                f"another name, or stop that run: {hint('stop', run, address)}"
             )
 
 
 def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict[str, str]:
-    """The description that the cluster keeps beside a submission."""
+    """Return the description that the cluster keeps with a submission."""
     from rayfed.methods.registry import describe
 
-    return {
-        "rayfed_method": f"a grid of {len(jobs)} runs"
-        if cells[0].grid
-        else describe(jobs[0].method),
-        "rayfed_results": str(results),
-    }
+    method = f"a grid of {len(jobs)} runs" if cells[0].grid else describe(jobs[0].method)
+    return {"rayfed_method": method, "rayfed_results": str(results)}
 
 
 def watch(cluster: Jobs, submitted: Submission, address: str | None) -> Submission:
@@ -364,12 +421,12 @@ def watch(cluster: Jobs, submitted: Submission, address: str | None) -> Submissi
 
 
 def conclude(ended: Submission, address: str | None) -> None:
-    """End as the job did: with its exit code, and with the next step."""
+    """End as the job has ended: with its exit code, and with the next step."""
     name = ended.run or ended.id
     if ended.status == "stopped":
         raise Failure(f"{name} is stopped{results_of(ended)}", STOPPED)
     if ended.status == "failed":
-        # The command was never run.
+        # Without an exit code, the command was never run.
         if ended.exit_code is None:
             raise Failure(f"error: {name} failed: {ended.message.strip()}", 1)
         code = ended.exit_code if ended.exit_code > 0 else 128 - ended.exit_code
@@ -383,13 +440,17 @@ def conclude(ended: Submission, address: str | None) -> None:
         )
 
 
-def results_of(one: Submission) -> str:
-    """Where a submission's results are, as the end of a sentence."""
-    place = one.metadata.get("rayfed_results")
+def results_of(submission: Submission) -> str:
+    """Say where a submission's results are, as the end of a sentence."""
+    place = submission.metadata.get("rayfed_results")
     return f"; its finished rounds lie in {place}" if place else ""
 
 
 def hint(command: str, name: str, address: str | None) -> str:
-    """A command to be typed next."""
+    """Return a command to be typed next.
+
+    >>> hint("stop", "mine", None)
+    '`rayfed stop mine`'
+    """
     words = [name, "--address", address] if address else [name]
     return f"`rayfed {command} {shlex.join(words)}`"

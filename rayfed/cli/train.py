@@ -1,9 +1,8 @@
-"""Commands that train: run, resume, replay."""
+"""The commands that train: `run`, `resume` and `replay`."""
 
 from __future__ import annotations
 
 import pdb  # noqa: T100
-from functools import partial
 from pathlib import Path
 
 import click
@@ -45,9 +44,9 @@ def run(
 ) -> None:
     """Train the federation of a job file.
 
-    A job with a [grid] is many runs, as many at once as there is room for, with a line for each:
-    finished runs are skipped, a run that was begun continues, and a failed run does not end the
-    others. A table comes last.
+    A job with a [grid] is many runs. As many run at once as there is room for, with a line for
+    each. Finished runs are skipped, a run that was begun continues, and a failed run does not end
+    the others. A table comes last.
 
     \b
     Examples:
@@ -66,7 +65,7 @@ def run(
 
         cells = expand(read_toml(job), dict(overrides))
         chosen = matching(cells, only, "--only")
-        # The first brings torch.
+        # The first job imports torch, which takes seconds.
         jobs = [cell.job() for cell in chosen]
     if listed:
         print("\n".join(job.name for job in jobs))
@@ -78,7 +77,7 @@ def run(
         from rayfed import api
         from rayfed.observers.display import on_screen
 
-        on_screen(partial(api.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
+        on_screen(api.run, jobs[0], force=force, resume=resume, other_bits=other_bits)
 
 
 @click.command()
@@ -89,10 +88,10 @@ def run(
 def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.
 
-    From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never
-    stopped. RUN is the run's folder, or the folder or URI of its checkpoints. Options may change
-    where the work is done (ray.*), where results go (output.*), the number of rounds, and what is
-    measured at clients.
+    It continues from the newest complete checkpoint up to train.num_rounds. The results are
+    bit-identical to those of a run that never stopped. RUN is the run's folder, or the folder or
+    URI of its checkpoints. Options may change where the work is done (ray.*), where results go
+    (output.*), the number of rounds, and what is measured at clients.
 
     \b
     Examples:
@@ -104,7 +103,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
         from rayfed import api
         from rayfed.observers.display import on_screen
 
-    on_screen(partial(api.resume, run, dict(overrides), other_bits=other_bits))
+    on_screen(api.resume, run, dict(overrides), other_bits=other_bits)
 
 
 @click.command()
@@ -115,11 +114,11 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 def replay(run: Path, round: int, client: str, debug: bool) -> None:
     """Train one client of a run's round again.
 
-    In this process, without Ray, from the same weights and with the same random numbers: to see
-    what the client did, or why it failed. The rounds since the checkpoint before that round are
-    played again first.
+    This shows what the client did, or why it failed. It trains in this process, without Ray, from
+    the same weights and with the same random numbers. Before, it plays the rounds since the last
+    checkpoint again.
 
-    Where a client's name in the data is another client's number, give number:2 or name:2.
+    If a client's name in the data is another client's number, give number:2 or name:2.
 
     \b
     Example:
@@ -142,10 +141,12 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
         f"client {row.client}{named}, round {round}: {row.num_examples} images, loss "
         f"{row.train_loss:.4f}, {row.seconds:.1f} s"
     )
-    if recorded is not None:
-        other = (
-            f"the run recorded {recorded:.4f}, which is {abs(recorded - row.train_loss):.1g} apart"
-        )
-        print("the run recorded the same loss" if recorded == row.train_loss else other)
-        for line in other_versions(versions_of(run)) if recorded != row.train_loss else ():
-            print(line)
+    if recorded is None:
+        return
+    if recorded == row.train_loss:
+        print("the run recorded the same loss")
+        return
+    distance = abs(recorded - row.train_loss)
+    print(f"the run recorded {recorded:.4f}, which is {distance:.1g} apart")
+    for line in other_versions(versions_of(run)):
+        print(line)

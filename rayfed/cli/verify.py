@@ -1,6 +1,7 @@
 """The command `verify`."""
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -24,11 +25,10 @@ from rayfed.base.errors import InputError, RunFailed, cut
 def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> None:
     """Check that results can be reproduced.
 
-    Plays rounds of a run, or of a record of a run, again.
-
-    The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1,
-    and the round after each checkpoint, are played again in this process and compared bit for bit,
-    or within a tolerance on other hardware. The exit code is 1 where something differs.
+    The command checks a run, or a record of a run: first its checkpoints, the hashes of all that
+    went in, and its tables. Then it plays round 1, and the round after each checkpoint, again in
+    this process. It compares them bit for bit, or within a tolerance on other hardware. The exit
+    code is 1 if something differs.
 
     \b
     Examples:
@@ -36,48 +36,64 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int, quick: bool) -> No
       rayfed verify runs/four --quick      round 1 of each run of a grid
       rayfed verify docs/results           all records in a folder
     """
-    from rayfed.folder.found import find_runs
-
     if every and quick:
         raise InputError("--all plays every round, and --quick only round 1: give one of the two")
-    found = [folder for run in runs for folder in find_runs(run)]
-    # Also where job.toml is lost.
-    found += [file.parent for run in runs for file in run.rglob("environment.json")]
-    folders = list(dict.fromkeys(found))
-    # These import torch, which takes seconds. A wrong folder is told before.
-    from rayfed.report.verify.checks import checks
+    folders = _folders(runs)
+    # These import torch, which takes seconds. An error about a wrong folder comes before.
     from rayfed.report.verify.estimate import seconds_of
 
-    number, unread = 0, 0
-    needs = [seconds_of(each, every=every, clients=clients, quick=quick) for each in folders]
-    counted = f"{len(folders)} runs, " if len(folders) > 1 else ""
-    estimate = f"{counted}about {duration(sum(needs))} by the recorded seconds, in one process"
-    print(estimate, file=sys.stderr, flush=True)
+    seconds = [seconds_of(folder, every=every, clients=clients, quick=quick) for folder in folders]
+    of_all = f"{len(folders)} runs" if len(folders) > 1 else ""
+    estimate = f"about {duration(sum(seconds))} by the recorded seconds, in one process"
+    print(f"{of_all}, {estimate}" if of_all else estimate, file=sys.stderr, flush=True)
+    differences, unread = 0, 0
     for place, folder in enumerate(folders):
-        left = f"  ({place + 1}/{len(folders)}, about {duration(sum(needs[place:]))} left)"
         print(shown(folder))
-        if len(folders) > 1:
-            print(left, file=sys.stderr, flush=True)
+        if of_all:
+            left = f"about {duration(sum(seconds[place:]))} left"
+            print(f"  ({place + 1}/{len(folders)}, {left})", file=sys.stderr, flush=True)
         try:
-            for name, compared, faults in checks(folder, every=every, clients=clients, quick=quick):
-                print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
-                print(cut("".join(f"    {in_line(fault)}\n" for fault in faults)), end="")
-                number += len(faults)
+            for count in _check(folder, every=every, clients=clients, quick=quick):
+                differences += count
         except (InputError, RunFailed) as error:
-            if len(folders) == 1:
+            if not of_all:
                 raise
             print(f"  {'not checked':12}{in_line(str(error))}", flush=True)
-            number += isinstance(error, RunFailed)
+            differences += isinstance(error, RunFailed)
             unread += 1
     left_out = f"; {unread} of {len(folders)} runs could not be checked" if unread else ""
-    if number:
-        count = f"{number:,} differences" if number > 1 else "1 difference"
+    if differences:
+        words = f"{differences:,} differences" if differences > 1 else "1 difference"
         raise RunFailed(
-            f"what was recorded is not what its job gives: {count}, as listed{left_out}"
+            f"what was recorded is not what its job gives: {words}, as listed{left_out}"
         )
     if unread:
         raise InputError(f"what was checked agrees with the record{left_out}")
-    print(
-        f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with "
-        "the record"
-    )
+    print((f"{of_all}: " if of_all else "") + "all that was checked agrees with the record")
+
+
+def _folders(runs: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs and records that are named, each once.
+
+    Raises `InputError` for a folder without any.
+    """
+    from rayfed.folder.found import find_runs
+
+    folders: dict[Path, None] = {}
+    for run in runs:
+        folders |= dict.fromkeys(find_runs(run))
+    # A run whose job.toml is lost still has environment.json.
+    for run in runs:
+        folders |= dict.fromkeys(file.parent for file in run.rglob("environment.json"))
+    return list(folders)
+
+
+def _check(folder: Path, *, every: bool, clients: int, quick: bool) -> Iterator[int]:
+    """Print the checks of a run, and yield how many differences each has."""
+    from rayfed.report.verify.checks import checks
+
+    for name, compared, faults in checks(folder, every=every, clients=clients, quick=quick):
+        print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
+        lines = [f"    {in_line(fault)}\n" for fault in faults]
+        print(cut("".join(lines)), end="")
+        yield len(faults)

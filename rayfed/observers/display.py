@@ -51,9 +51,9 @@ def follow() -> Iterator[Observer]:
         progress.stop()
 
 
-def on_screen(train: Callable[..., Any]) -> None:
+def on_screen(train: Callable[..., Any], *args: Any, **options: Any) -> None:
     """Call `train`, which returns a `Result`, and show its progress and its results."""
-    result = train(progress=True)
+    result = train(*args, **options, progress=True)
     print(result_text(result.path, read_summary(result.path)))
 
 
@@ -75,6 +75,11 @@ class Lines(Observer):
         to_log(text)
         if not self._quiet:
             print(text, flush=True)
+
+
+def quiet_lines() -> Lines:
+    """Return a display that writes a run's rounds to its log only."""
+    return Lines(quiet=True)
 
 
 class Bar(Observer):
