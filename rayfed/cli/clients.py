@@ -108,7 +108,7 @@ def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
     lines = [[run, which, str(len(rows)), *accuracies]]
     in_local, accuracy = [], []
     for row in rows:
-        if row.tuned_in_local is not None:
+        if row.tuned_in_local is not None and row.tuned_accuracy is not None:
             in_local.append(row.tuned_in_local)
             accuracy.append(row.tuned_accuracy)
     if in_local:

@@ -290,14 +290,14 @@ def _listed(root: Path) -> Iterator[PurePosixPath]:
                 yield PurePosixPath(Path(place, name).relative_to(root))
         return
     listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    for name in map(os.fsdecode, filter(None, listed.split(b"\0"))):
-        inner = root / name
+    for file in map(os.fsdecode, filter(None, listed.split(b"\0"))):
+        path = root / file
         # A folder in git's list is another repository, for example a submodule.
-        if inner.is_dir() and not inner.is_symlink():
-            for place in _listed(inner):
-                yield PurePosixPath(name) / place
+        if path.is_dir() and not path.is_symlink():
+            for inner in _listed(path):
+                yield PurePosixPath(file) / inner
         else:
-            yield PurePosixPath(name)
+            yield PurePosixPath(file)
 
 
 def _git(root: Path, *words: str) -> bytes:
@@ -329,10 +329,10 @@ def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
         if name != "__main__" and file and not Path(file).is_relative_to(root):
             taken.add(name)
     for name in names:
-        module = name.removesuffix(".py").removesuffix("/__init__")
-        if name.endswith(".py") and module in taken | sys.stdlib_module_names:
+        hidden = name.removesuffix(".py").removesuffix("/__init__")
+        if name.endswith(".py") and hidden in taken | sys.stdlib_module_names:
             raise InputError(
-                f"'{name}' would hide the module '{module}' from Ray, whose processes look for "
+                f"'{name}' would hide the module '{hidden}' from Ray, whose processes look for "
                 "modules in the folder that is sent first; give the file another name, or leave it "
                 f"out: --exclude {name.partition('/')[0]}"
             )
