@@ -372,7 +372,8 @@ def differences(
     for key in sorted({*values_there, *values_here}):
         if _same(values_there.get(key), values_here.get(key)):
             continue
-        old, new = values_there.get(key, "not set"), values_here.get(key, "not set")
+        old = values_there.get(key, "not set")
+        new = values_here.get(key, "not set")
         lines.append(f"{key} is {old} {words_there}, {new} {words_here}")
     return lines
 
@@ -506,7 +507,8 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             outer = outer.setdefault(step, {})
             if not isinstance(outer, dict):
                 raise InputError(f"'{dotted}' cannot be set: {step} = {told(outer)} is not a table")
-        value, before = overrides[dotted], outer.get(key)
+        value = overrides[dotted]
+        before = outer.get(key)
         if _short(dotted) in WITH_NAME and isinstance(value, str) and isinstance(before, dict):
             shared = shared_keys(value) if key == "partition" else set()
             value = _renamed(before, value, shared)
@@ -553,7 +555,7 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         if near and where:
             near = f"{where}.{near}"
         near = near or nearest_key(key, keys(Job))
-        # The first error says all: the key is that of another partition, for example.
+        # Here the first error says all, for example that the key is one of another partition.
         if not near or where.startswith("method ") or near == f"{where}.{key}":
             raise
         if near == key:

@@ -65,11 +65,11 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
         with busy(f"measuring {shown(folder)}"):
             rows = experiment.own_models(folder, tuning)
         trained = set(read_table(folder, "clients").column("client").unique().to_pylist())
-        for which, of_group in grouped(rows, trained).items():
-            lines += lines_of(shown(folder), which, of_group)
+        for group, of_group in grouped(rows, trained).items():
+            lines += lines_of(shown(folder), group, of_group)
             for row in of_group[:MOST_NAMED]:
                 if row.name is not None:
-                    of_named.append(named_line(shown(folder), which, row))
+                    of_named.append(named_line(shown(folder), group, row))
     print_table(HEAD, lines)
     if of_named:
         print_table(HEAD_NAMED[: len(of_named[0])], of_named)
@@ -88,16 +88,16 @@ def grouped(rows: Sequence[OwnRow], trained: Set[int]) -> dict[str, list[OwnRow]
     return groups
 
 
-def named_line(run: str, which: str, row: OwnRow) -> list[str]:
+def named_line(run: str, group: str, row: OwnRow) -> list[str]:
     """Return the line of a client that has a name, with its accuracies in percent."""
-    line = [run, which, str(row.client), str(row.name)]
+    line = [run, group, str(row.client), str(row.name)]
     for accuracy in (row.in_local, row.accuracy, row.tuned_in_local):
         if accuracy is not None:
             line.append(f"{100 * accuracy:.1f}")
     return line
 
 
-def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
+def lines_of(run: str, group: str, rows: Sequence[OwnRow]) -> list[list[str]]:
     """Return a line of the table for some clients, and a line after tuning, in percent.
 
     Without clients there is no line.
@@ -105,7 +105,7 @@ def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
     if not rows:
         return []
     accuracies = numbers([row.in_local for row in rows], [row.accuracy for row in rows])
-    lines = [[run, which, str(len(rows)), *accuracies]]
+    lines = [[run, group, str(len(rows)), *accuracies]]
     in_local, accuracy = [], []
     for row in rows:
         if row.tuned_in_local is not None and row.tuned_accuracy is not None:
@@ -113,7 +113,7 @@ def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
             accuracy.append(row.tuned_accuracy)
     if in_local:
         tuned = numbers(in_local, accuracy)
-        lines.append([run, f"{which}, tuned", str(len(rows)), *tuned])
+        lines.append([run, f"{group}, tuned", str(len(rows)), *tuned])
     return lines
 
 

@@ -68,8 +68,8 @@ def describe(name: str) -> None:
     if paper:
         print(paper, end="\n\n")
     rows = []
-    for parameter, default, what in parameters(name):
-        rows.append((parameter, default_text(default), what))
+    for parameter, default, meaning in parameters(name):
+        rows.append((parameter, default_text(default), meaning))
     if rows:
         print_table(["parameter", "default", "what"], rows)
 
@@ -108,7 +108,7 @@ def keys(prefix: str) -> None:
 
     # The partitions that have a key with this default and meaning.
     rules: dict[tuple[str, str, str], list[str]] = {}
-    known = [*values.keys(Job), *values.keys(Grid, "grid")]
+    known = list(values.keys(Job)) + list(values.keys(Grid, "grid"))
     for key in known:
         if key.name.startswith(prefix):
             row = key.name, default_text(key.default), key.sentence
@@ -149,7 +149,8 @@ def data(job: str | None, overrides: Overrides) -> None:
         federation = open_data(read, lambda _: dataset)
     except InputError as error:
         # If the partition is refused, what was read is worth seeing all the same.
-        federation, fault = federate(dataset, Iid(num_clients=1)), str(error)
+        federation = federate(dataset, Iid(num_clients=1))
+        fault = str(error)
     classes = federation.train.classes
     beyond_images = bool(read.data.in_place_of_images)
     facts = [

@@ -103,10 +103,10 @@ def _warn_of_changes(done: list[Job]) -> None:
         for module in changed_since(folder_of(job)):
             names_by_module.setdefault(module, []).append(job.name)
     for module, names in names_by_module.items():
-        which = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
+        old_runs = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
         remedy = "--force trains them again, with --only some of them"
         print(
-            f"warning: {module} has changed since; the results of {which}; {remedy}",
+            f"warning: {module} has changed since; the results of {old_runs}; {remedy}",
             file=sys.stderr,
         )
 

@@ -61,7 +61,8 @@ def describe_one(name: str, address: str | None) -> None:
         print(aligned(list(zip(RUN, row, strict=True))))
         run_status = row[1]
         if run_status == "running":
-            watch, stop = hint("logs -f", name, None), hint("stop", name, None)
+            watch = hint("logs -f", name, None)
+            stop = hint("stop", name, None)
             print(f"its log: {watch}; to stop it: {stop}")
         elif run_status != "done":
             print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")

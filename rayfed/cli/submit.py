@@ -182,7 +182,7 @@ def submit(
             )
         print(aligned(about(cluster, driver, files, cells, paths, results)), flush=True)
         command = ["-m", "rayfed", "run", place]
-        for setting in [*settings, *changes(jobs, paths)]:
+        for setting in list(settings) + changes(jobs, paths):
             command += ["-s", setting]
         flags = {"--force": force, "--resume": resume}
         command += [flag for flag, is_given in flags.items() if is_given]

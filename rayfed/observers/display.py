@@ -165,7 +165,8 @@ def bar_on(console: Console) -> Progress:
 
 def header(setup: Setup) -> str:
     """Describe the run that is about to start, in a few lines."""
-    job, federation = setup.job, setup.federation
+    job = setup.job
+    federation = setup.federation
     parameters = sum(parameter.numel() for parameter in setup.model.parameters())
     training = sum(parameter.numel() for parameter in parameters_of(setup.model).values())
     frozen = f", of which {training:,} train" if training < parameters else ""
@@ -192,8 +193,8 @@ def clients_text(federation: Federation) -> str:
     sizes = federation.partition.sizes
     least, most = sizes.min(), sizes.max()
     held = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    what = "images" if isinstance(federation.inputs, Images) else "examples"
-    return f"{len(sizes):,} with {held} {what} each"
+    unit = "images" if isinstance(federation.inputs, Images) else "examples"
+    return f"{len(sizes):,} with {held} {unit} each"
 
 
 def partition_text(rule: Rule) -> str:
@@ -240,13 +241,13 @@ def ray_text(job: Job) -> str:
 def result_text(path: Path, summary: dict[str, Any]) -> str:
     """Say how a run ended, and where its results are."""
     rows = []
-    for which in ("best", "last"):
-        of_round = summary[which]
+    for name in ("best", "last"):
+        of_round = summary[name]
         words = [f"accuracy {of_round['test_accuracy']:.1%}"]
         words += forgetting_text(of_round)
         words.append(f"in round {of_round['round']}")
-        rows.append((which, "  ".join(words)))
-    if any((summary[which]["forgetting"] or 0) < 0 for which in ("best", "last")):
+        rows.append((name, "  ".join(words)))
+    if any((summary[name]["forgetting"] or 0) < 0 for name in ("best", "last")):
         rows.append(("", f"({BELOW_ZERO})"))
     if summary.get("no_better_than_a_guess"):
         rows.append(("note", summary["no_better_than_a_guess"]))

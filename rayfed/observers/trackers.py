@@ -68,7 +68,7 @@ def tensorboard(job: Job, path: Path, id: str | None) -> Tracker:
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            # The old style writes doubles, which the page of TensorBoard drops.
+            # In the old style the values would be doubles, which the page of TensorBoard drops.
             writer.add_scalar(name, value, round, new_style=True)
         writer.flush()
 

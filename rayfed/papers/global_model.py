@@ -73,7 +73,8 @@ def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
     peak.
     """
     trained = run.class_rounds > 0
-    rounds, accuracy = run.class_rounds[trained], run.class_accuracy[trained]
+    rounds = run.class_rounds[trained]
+    accuracy = run.class_accuracy[trained]
     before = peaks(rounds, accuracy, run.eval_every)[:-1]
     if not np.isfinite(before).any():
         raise lacking(run, "forgetting.peak")

@@ -115,9 +115,9 @@ def _no_baseline() -> Ours:
     return Ours(math.nan, text)
 
 
-def _not_reached(target: float, which: str) -> Ours:
+def _not_reached(target: float, round: str) -> Ours:
     """Say that a run does not reach the best or the last accuracy of FedAvg."""
-    return Ours(math.nan, f"FedAvg's {which} accuracy, {100 * target:.2f} %, is not reached")
+    return Ours(math.nan, f"FedAvg's {round} accuracy, {100 * target:.2f} %, is not reached")
 
 
 def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
@@ -130,19 +130,19 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
     return Ours(100 * float(run.class_accuracy[place[0], int(k)]))
 
 
-def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
+def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, model: str) -> Ours:
     """Return the alignment of the features before the head (FedNTD, Table 2).
 
     It is the mean over clients, or that of the global model.
     """
-    notes = run.notes if which == "local" else run.round_notes
+    notes = run.notes if model == "local" else run.round_notes
     names = sorted(name for name in notes if name.startswith("drift.alignment"))
     chosen = names[0] if len(names) == 1 else "drift.alignment"
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
         text = f'measure = ["drift"], without measure_layers, records the alignment{has}'
         return Ours(math.nan, text)
-    if which == "local":
+    if model == "local":
         return Ours(float(over_clients(of_clients(run.folder, chosen), chosen).mean[-1]))
     return Ours(float(notes[chosen][1][-1]))
 

@@ -42,7 +42,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """Return the papers' tables that complete what a user has typed."""
     from rayfed.papers.tables import grids
 
-    return starting(incomplete, [*grids()])
+    return starting(incomplete, list(grids()))
 
 
 @click.command()
@@ -128,7 +128,9 @@ def table(
             f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'"
         )
     form = form or SUFFIXES[suffix]
-    figure, target, columns = options["figure"], options["target"], options["columns"]
+    figure = options["figure"]
+    target = options["target"]
+    columns = options["columns"]
     if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:

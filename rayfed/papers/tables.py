@@ -152,8 +152,10 @@ def sheet(runs: Sequence[Run], paper: Paper, figure: str = "last") -> Sheet:
             if number.note:
                 notes.append(f"paper: {number.note}")
             numbered = sorted(marks.setdefault(note, len(marks) + 1) for note in notes)
-            cells = [row.name, str(len(row.runs)), rounds_text(row), *_cells(number, stat)]
-            lines.append([*cells, ", ".join(map(str, numbered))])
+            cells = [row.name, str(len(row.runs)), rounds_text(row)]
+            cells += _cells(number, stat)
+            cells.append(", ".join(map(str, numbered)))
+            lines.append(cells)
             records.append(_record(row, number, stat, notes))
     if not lines:
         raise InputError(f"results.csv has no number for {', '.join(row.name for row in of_paper)}")

@@ -41,7 +41,8 @@ def headline(run: Run, key: str) -> list[Number]:
     """Return the numbers that sum up a run, with the forgetting of this key."""
     summary = run.summary
     lost = forgetting_of(run).get(key, math.nan) / 100
-    best, last_round = summary.get("best", {}), summary.get("last", {})
+    best = summary.get("best", {})
+    last_round = summary.get("last", {})
     counts = rounds_of_means(run)
     means = mean_of([counts[key]]) if key in counts else ""
     at_last = ""
@@ -64,7 +65,9 @@ def headline(run: Run, key: str) -> list[Number]:
 def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """Return the answers about a single run."""
     numbers = headline(run, shared([run]))
-    accuracy, forgetting, costs = numbers[:2], numbers[2:4], numbers[4:]
+    accuracy = numbers[:2]
+    forgetting = numbers[2:4]
+    costs = numbers[4:]
     return [
         Answer("How good is it?", accuracy, _how_good(run)),
         Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
@@ -173,11 +176,12 @@ def _best(ranked: list[tuple[str, list[float]]]) -> Answer:
     ends = interval(shares)
     if ends is None:
         return Answer(question, numbers, "One seed each: how much of this is chance is not known.")
-    low, high = percent(max(ends[0], 0.0)), percent(min(ends[1], 1.0))
+    low = percent(max(ends[0], 0.0))
+    high = percent(min(ends[1], 1.0))
     return Answer(question, numbers, f"95% interval from {len(shares)} seeds: {low} to {high}.")
 
 
-def _most_forgotten(ranked: list[tuple[str, list[float]]], what: str) -> Answer:
+def _most_forgotten(ranked: list[tuple[str, list[float]]], measure: str) -> Answer:
     """Name the groups that have forgotten least and most."""
     if len(ranked) < 2:
         named = [("forgetting", pair) for pair in ranked]
@@ -185,7 +189,7 @@ def _most_forgotten(ranked: list[tuple[str, list[float]]], what: str) -> Answer:
         named = [("least forgetting", ranked[-1]), ("most", ranked[0])]
     numbers = [(words, mean_percent(shares), name) for words, (name, shares) in named]
     several = any(len(shares) > 1 for _, shares in ranked)
-    text = f"{what.capitalize()}" + (", averaged over seeds." if several else ".")
+    text = measure.capitalize() + (", averaged over seeds." if several else ".")
     return Answer("What was forgotten?", numbers, text)
 
 

@@ -141,7 +141,8 @@ def heat(
     column.
     """
     places = thinned(len(columns), max(MOST_CELLS // max(len(rows), 1), 2))
-    cells, names = values[:, places], [columns[i] for i in places]
+    cells = values[:, places]
+    names = [columns[i] for i in places]
     largest = top or float(np.nanmax(cells, initial=0.0)) or 1.0
     data = {
         "kind": "heat",
@@ -183,7 +184,8 @@ def dots(
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
     places = []
     for name, point_x, point_y, round in drawn:
-        places.append([name, *rounded(np.array([point_x, point_y])), round])
+        coordinates = rounded(np.array([point_x, point_y]))
+        places.append([name, *coordinates, round])
     rows = []
     for name, point_x, point_y, _ in drawn[:MOST_ROWS]:
         rows.append([name, f"{point_x:.3g}", f"{point_y:.3g}"])

@@ -59,12 +59,12 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
     ]
 
 
-def _shares(summaries: Sequence[dict[str, Any]], which: str, figure: str) -> list[float]:
+def _shares(summaries: Sequence[dict[str, Any]], round: str, figure: str) -> list[float]:
     """Return a number of the best or the last round from the summaries that have it."""
     shares = []
     for summary in summaries:
-        if which in summary and summary[which][figure] is not None:
-            shares.append(summary[which][figure])
+        if round in summary and summary[round][figure] is not None:
+            shares.append(summary[round][figure])
     return shares
 
 
@@ -181,7 +181,11 @@ def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
     for name, of_groups in losses.items():
         means[name] = [float(np.mean(lost)) if lost else math.nan for lost in of_groups]
     ranked = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))
-    return [[name, *map(html_bar, means[name])] for name in ranked[:MOST_ROWS]]
+    rows: list[list[Any]] = []
+    for name in ranked[:MOST_ROWS]:
+        bars = [html_bar(mean) for mean in means[name]]
+        rows.append([name, *bars])
+    return rows
 
 
 def paired(runs: Sequence[Run]) -> list[Row] | str:

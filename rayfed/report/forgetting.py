@@ -43,7 +43,9 @@ def by_round(
     multiples of `eval_every` can be a peak.
     """
     trained = rounds > 0
-    rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0
+    rounds = rounds[trained]
+    accuracy = accuracy[trained]
+    learnt = seen[trained] > 0
     best = peaks(rounds, accuracy, eval_every)
     later = range(max(1, int(np.searchsorted(rounds, after, side="right"))), len(rounds))
     values: dict[str, list[tuple[int, float]]] = {

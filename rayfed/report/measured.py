@@ -74,7 +74,8 @@ def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
     """
     rounds, index = np.unique(columns["round"], return_inverse=True)
     known = np.isfinite(columns[name])
-    index, values = index[known], factor * columns[name][known]
+    index = index[known]
+    values = factor * columns[name][known]
     counts = np.bincount(index, minlength=len(rounds))
     counts = np.where(counts, counts, np.nan)
     mean = np.bincount(index, values, len(rounds)) / counts

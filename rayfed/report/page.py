@@ -122,7 +122,6 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
 def run_page(run: Run) -> str:
     """Return the page that shows everything about a run."""
     losses = forgotten(run)
-    packages = run.environment.get("packages", {})
     rows, more = _class_rows(run, losses)
     return rendered(
         "run.html",
@@ -134,22 +133,23 @@ def run_page(run: Run) -> str:
         more_classes=more,
         partition=_partition(run),
         clients=_clients(run),
-        environment=[*_hashes(run).items(), *packages.items()],
+        environment=_environment(run),
         drawn=_drawn(run),
     )
 
 
-def _hashes(run: Run) -> dict[str, Any]:
-    """Return the items of environment.json for a table, in words, without packages."""
+def _environment(run: Run) -> list[tuple[str, Any]]:
+    """Return the items of environment.json for a table, in words; packages come last."""
     left_out = ("method", "packages", "unevenness")
-    hashes = {key: value for key, value in run.environment.items() if key not in left_out}
-    if "hardware" in hashes:
-        kinds = [" ".join(map(str, kind.values())) for kind in hashes["hardware"]]
-        hashes["hardware"] = listed(kinds)
-    if "resumed" in hashes:
-        times = hashes.pop("resumed")
-        hashes["resumed after round"] = listed(time["after_round"] for time in times)
-    return hashes
+    items = {key: value for key, value in run.environment.items() if key not in left_out}
+    if "hardware" in items:
+        kinds = [" ".join(map(str, kind.values())) for kind in items["hardware"]]
+        items["hardware"] = listed(kinds)
+    if "resumed" in items:
+        times = items.pop("resumed")
+        items["resumed after round"] = listed(time["after_round"] for time in times)
+    packages = run.environment.get("packages", {})
+    return list(items.items()) + list(packages.items())
 
 
 def _drawn(run: Run) -> dict[str, list[Chart]]:

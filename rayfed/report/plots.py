@@ -36,10 +36,12 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
     if len(runs) == 1 and runs[0].summary.get("best"):
         best = runs[0].summary["best"]
         marked = (best["round"], 100 * best["test_accuracy"], "best")
-    losses, lost = curves(groups, "test_loss"), curves(groups, "forgetting", 100, start=1)
+    losses = curves(groups, "test_loss")
+    lost = curves(groups, "forgetting", 100, start=1)
     if len(groups) == 1:
-        (test,), (training,) = losses, curves(groups, "train_loss", start=1)
-        losses = [test._replace(name="test"), training._replace(name="training", number=1)]
+        test = losses[0]._replace(name="test")
+        training = curves(groups, "train_loss", start=1)[0]
+        losses = [test, training._replace(name="training", number=1)]
         lost = []
         for number, (name, (rounds, values)) in enumerate(runs[0].forgetting.items()):
             lost.append(Line(name, number, rounds, 100 * values))
@@ -160,7 +162,8 @@ def costs(run: Run) -> list[Chart]:
         figures.append(
             charts.lines("client-seconds", "Time of clients", y, [client], digits=2, zero=True)
         )
-    down, up = run.rounds["bytes_down"], run.rounds["bytes_up"]
+    down = run.rounds["bytes_down"]
+    up = run.rounds["bytes_up"]
     most = max(float(np.nanmax(sent, initial=1.0)) for sent in (down, up))
     size, unit = _unit_of(most)
     sent = [

@@ -198,7 +198,8 @@ def read_run(folder: Path) -> Run:
     """
     job = read_toml(folder / "job.toml")
     ended = read_summary(folder)
-    early, error = ended.get("ended_early", ""), ended.get("error", "")
+    early = ended.get("ended_early", "")
+    error = ended.get("error", "")
     if early and not error:
         error = f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {early}"
     job_text = (folder / "job.toml").read_text()
@@ -242,7 +243,7 @@ def _partition_of(
     cells = read_table(folder, "partition")
     # The names stay in Arrow, as a million names in Python would take 60 MB.
     held = cells.column("class")
-    names = tuple(dict.fromkeys([*classes, *pc.unique(held).to_pylist()]))
+    names = tuple(dict.fromkeys(list(classes) + pc.unique(held).to_pylist()))
     codes = pc.index_in(held, pa.array(names, pa.string()))
     columns = {"client": cells.column("client"), "class": codes, "count": cells.column("count")}
     partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
@@ -286,7 +287,8 @@ def forgotten(run: Run) -> list[ClassLoss]:
     """
     before = run.class_rounds[:-1]
     counting = np.flatnonzero((before > 0) & (before % run.eval_every == 0))
-    earlier, now = run.class_accuracy[counting], run.class_accuracy[-1:]
+    earlier = run.class_accuracy[counting]
+    now = run.class_accuracy[-1:]
     if not len(earlier):
         return []
     best = np.where(np.isnan(earlier), -np.inf, earlier).argmax(axis=0)
@@ -322,7 +324,8 @@ def mean_notes(folder: Path) -> dict[str, Series]:
 
 def _weighted_notes(batch: pa.RecordBatch) -> pa.Table:
     """Return a row for each note of each client: its name, round, weight, and weighted value."""
-    notes, images = batch["notes"], batch["num_examples"].to_numpy()
+    notes = batch["notes"]
+    images = batch["num_examples"].to_numpy()
     ends = notes.offsets.to_numpy()
     rows = np.repeat(np.arange(len(notes)), np.diff(ends))
     values = notes.items.to_numpy()[ends[0] : ends[-1]]

@@ -196,7 +196,7 @@ def figures(run: Run) -> dict[str, float]:
 def lacking(run: Run, figure: str) -> InputError:
     """Return the error that says why a run has no number of this name."""
     if figure not in (*HEADS, *KEYS):
-        known = {*HEADS, *KEYS, *figures(run)}
+        known = {*HEADS, *KEYS} | figures(run).keys()
         return InputError(f"'{run.folder}' has no number '{figure}'{did_you_mean(figure, known)}")
     if figure == "personalised":
         return unmeasured(run, "local", "personalised accuracy")

@@ -29,7 +29,10 @@ class Written(click.ParamType):
     def __init__(
         self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]
     ) -> None:
-        self.name, self._pattern, self._how, self._read = name, re.compile(pattern), how, read
+        self.name = name
+        self._pattern = re.compile(pattern)
+        self._how = how
+        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         match = self._pattern.fullmatch(value)

@@ -190,7 +190,8 @@ def _reasons(
     A file is sent only if its folders are sent.
     """
     apart = [path.expanduser().resolve() for path in (*without, PACKAGE, root / PACKAGE.name)]
-    refused = [*HIDDEN, *CACHES, *DATA, *map(_plain, patterns)]
+    refused = [*HIDDEN, *CACHES, *DATA]
+    refused += [_plain(pattern) for pattern in patterns]
 
     @cache
     def reason_for(place: PurePosixPath) -> str:
@@ -221,7 +222,8 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
     Raises `InputError` if a file cannot be read.
     """
     with TemporaryDirectory() as stage:
-        work, module = Path(stage, "work"), Path(stage, PACKAGE.name)
+        work = Path(stage, "work")
+        module = Path(stage, PACKAGE.name)
         for name in names:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -71,11 +71,11 @@ class Again:
         for reply in replies:
             rows += [client.row for client in reply.clients]
         again = replace(before, round=before.round + 1, evaluation=None, clients=tuple(rows))
-        what = f"clients {', '.join(map(str, drawn))} trained again"
-        return self._compare(again, what, lambda place: place[1].startswith("clients"))
+        subject = f"clients {', '.join(map(str, drawn))} trained again"
+        return self._compare(again, subject, lambda place: place[1].startswith("clients"))
 
     def _compare(
-        self, again: Round, what: str, wanted: Callable[[Key], bool] = lambda place: True
+        self, again: Round, subject: str, wanted: Callable[[Key], bool] = lambda place: True
     ) -> Check:
         """Compare a round that was played again with what was recorded, at the wanted places."""
         numbers = of_tables(round_rows(again, self.setup)) | of_checkpoint(again, self.workers)
@@ -83,8 +83,8 @@ class Again:
         for place, number in numbers.items():
             if wanted(place) and self._is_due(place, number):
                 right[place] = number
-        faults = differing(self.recorded, right, f"({what})", self.within)
-        return f"round {again.round}", f"{what}: {len(right):,} numbers and tensors", faults
+        faults = differing(self.recorded, right, f"({subject})", self.within)
+        return f"round {again.round}", f"{subject}: {len(right):,} numbers and tensors", faults
 
     def _is_due(self, place: Key, number: Any) -> bool:
         """Say whether a number was recorded, or must be.

@@ -80,14 +80,18 @@ def checks(
 
 def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -> Iterator[Check]:
     """Yield the checks of a run's folder, one after another."""
-    began, summary = read_environment(folder), read_summary(folder)
+    began = read_environment(folder)
+    summary = read_summary(folder)
     _refuse_misshapen(folder / "environment.json", began, Environment)
     _refuse_misshapen(folder / "summary.json", summary, Summary)
     saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
     yield "checkpoints", f"whole, of rounds {[*saved]}" if saved else "there are none", torn
     setup = open_setup(job)
     with open_executor(setup, on_ray=False) as workers:
-        here, times = environment(setup, workers), [began, *began.get("resumed", [])]
+        here = environment(setup, workers)
+        # The environment of the run's beginning, and of each time that it was resumed.
+        resumed = began.get("resumed", [])
+        times = [began, *resumed]
         if times[-1].get("job") == job.hash(with_paths=True):
             # Older records have the hash of a job with its paths.
             here["job"] = times[-1]["job"]
@@ -329,7 +333,8 @@ def _apart(
     recorded_summary = {key: summary.get(key, "") for key in expected}
     faults = differing(recorded, right, "by the classes")
     faults += differences(recorded_summary, expected, "in summary.json", "in the tables")
-    played, wanted = expected["rounds"], setup.job.train.num_rounds
+    played = expected["rounds"]
+    wanted = setup.job.train.num_rounds
     is_short = played < wanted and not early_end(setup.job.train, tables["rounds"])
     if summary.get("status") == "done" and is_short:
         faults.append(

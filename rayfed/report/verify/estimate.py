@@ -29,8 +29,9 @@ def seconds_of(folder: Path, *, every: bool, clients: int, quick: bool) -> float
             return 0.0
         names = Folders.of(job).checkpoints.names()
         saved = {int(match[1]) for match in map(CHECKPOINT.fullmatch, names) if match}
-        saved |= {*read_environment(folder).get("checkpoints", ())}
-        rounds, of_clients = read_table(folder, "rounds"), read_table(folder, "clients")
+        saved |= set(read_environment(folder).get("checkpoints", ()))
+        rounds = read_table(folder, "rounds")
+        of_clients = read_table(folder, "clients")
         numbers = rounds["round"].to_pylist()
         of_round = dict(zip(numbers, rounds["seconds"].to_pylist(), strict=True))
         trained_in = of_clients["round"].to_numpy()
