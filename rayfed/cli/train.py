@@ -114,9 +114,9 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 def replay(run: Path, round: int, client: str, debug: bool) -> None:
     """Train one client of a run's round again.
 
-    This shows what the client did, or why it failed. It trains in this process, without Ray, from
-    the same weights and with the same random numbers. Before, it plays the rounds since the last
-    checkpoint again.
+    This shows what the client did, or why it failed. First, the rounds since the checkpoint before
+    that round are played again. Then the client trains in this process, without Ray, from the same
+    weights and with the same random numbers.
 
     If a client's name in the data is another client's number, give number:2 or name:2.
 
