@@ -1,1 +1,1 @@
-"""Measures: pure functions of counts, weights and activations, and the definitions of forgetting."""
+"""Measures are pure functions of counts, weights and activations; they also define forgetting."""

@@ -11,25 +11,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from rayfed.measures import metrics
 from rayfed.tensors.weights import Weights
 
-# In place of a layer's name: the features before the head.
+# This name of a layer stands for the features before the head.
 FEATURES = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """What the neurons of some layers say of each class, summed over images; two of them add up."""
+    """The outputs of some layers' neurons by class, summed over images; two objects add up."""
 
-    # Layer -> float64 (C, D).
+    # By layer, float64 (C, D).
     sums: dict[str, np.ndarray]
-    # int64 (C,): the images.
+    # The number of images of each class, int64 (C,).
     counts: np.ndarray
 
     def __add__(self, other: Activations) -> Activations:
-        sums = {layer: both + other.sums[layer] for layer, both in self.sums.items()}
+        sums = {layer: outputs + other.sums[layer] for layer, outputs in self.sums.items()}
         return Activations(sums, self.counts + other.counts)
 
 
@@ -42,20 +43,20 @@ class Seen:
     labels: np.ndarray
     # float32 (N, C).
     logits: np.ndarray
-    # float32 (N, D); None where the model has none.
+    # float32 (N, D); None where the model has no features.
     features: np.ndarray | None
-    # The chosen layers' outputs, float32 (N, D); by default the features, if any.
+    # The outputs of the chosen layers, float32 (N, D). By default these are the features, if any.
     layers: dict[str, np.ndarray]
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
-        """(C, C)"""
-        return metrics.confusion_matrix(
-            self.labels, self.logits.argmax(axis=1), self.logits.shape[1]
-        )
+        """The confusion matrix, (C, C)."""
+        predictions = self.logits.argmax(axis=1)
+        return metrics.confusion_matrix(self.labels, predictions, self.logits.shape[1])
 
     @functools.cached_property
     def activations(self) -> Activations:
+        """The outputs of the chosen layers, summed by class."""
         classes = self.logits.shape[1]
         sums = {
             layer: metrics.class_sums(outputs, self.labels, classes)
@@ -65,8 +66,12 @@ class Seen:
 
 
 def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
-    """The test images to measure on, sorted: `wanted` of them, or all where that is 0 or more than
-    there are.
+    """Return the sorted indices of the test images to measure on.
+
+    There are `wanted` of `total` images, or all if `wanted` is 0 or more than `total`.
+
+    >>> sampled(3, wanted=0, seed=1)
+    array([0, 1, 2])
     """
     rows = np.arange(total)
     if not 0 < wanted < total:
@@ -78,10 +83,11 @@ Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
 
 
 def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Accuracy, weighted as the client's labels, and as their reverse, before and after (FedNTD
-    2.2, eq. 6 and 7).
+    """Yield the accuracies before and after training: plain, in-local and out-local.
 
-    `in_local` is also FedNTD's personalised accuracy (appendices H and I).
+    `in_local` weighs classes as the client's labels `p` (C,), and `out_local` as their reverse
+    (FedNTD 2.2, eq. 6 and 7). `in_local` is also FedNTD's personalised accuracy (appendices H and
+    I).
     """
     for when, seen in (("before", before), ("after", after)):
         by_class = metrics.class_accuracy(seen.confusion)
@@ -91,51 +97,58 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
 
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """How far a client has moved: in parameters, in all and by layer, in logits and features.
+    """Yield how far a client has moved: in parameters, logits and features.
 
-    And how far its labels are from what the global model knows: the distance that, for FedNTD,
-    makes it move.
+    The distance of the parameters is over all of them, and by layer. `distribution_distance` is how
+    far the client's labels `p` (C,) are from what the global model knows. FedNTD says that this
+    distance makes the client move.
 
     FedNTD section 5 (Fig. 8, Table 2), FedCSD Fig. 1b.
     """
-    layers: dict[str, list[float]] = {}
-    for name in before.parameters:
-        of_both = (
-            seen.parameters[name].detach().flatten().cpu().numpy() for seen in (before, after)
-        )
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(
-            metrics.weight_divergence(*of_both)
-        )
-    yield (
-        "divergence",
-        metrics.length(np.array([moved for layer in layers.values() for moved in layer])),
-    )
-    for layer, moves in layers.items():
+    by_layer = _moves(before, after)
+    all_moves: list[float] = []
+    for moves in by_layer.values():
+        all_moves.extend(moves)
+    yield "divergence", metrics.length(np.array(all_moves))
+    for layer, moves in by_layer.items():
         yield f"divergence.{layer}", metrics.length(np.array(moves))
-    yield (
-        "distribution_distance",
-        metrics.distribution_distance(metrics.class_accuracy(before.confusion), p),
-    )
+    by_class = metrics.class_accuracy(before.confusion)
+    yield "distribution_distance", metrics.distribution_distance(by_class, p)
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
     if before.features is not None and after.features is not None:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)
     yield from aligned(before.activations, after.activations)
 
 
-def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
-    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1,
-    appendix M).
+def _moves(before: Seen, after: Seen) -> dict[str, list[float]]:
+    """Return how far each parameter has moved, by layer."""
+    by_layer: dict[str, list[float]] = {}
+    for name, parameter in before.parameters.items():
+        layer = name.rpartition(".")[0] or name
+        move = metrics.weight_divergence(_flat(parameter), _flat(after.parameters[name]))
+        by_layer.setdefault(layer, []).append(move)
+    return by_layer
 
-    And the share of those that are dead in one of them, which are left out.
+
+def _flat(parameter: Tensor) -> np.ndarray:
+    """Return a parameter's entries, (P,)."""
+    return parameter.detach().flatten().cpu().numpy()
+
+
+def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
+    """Yield, by layer, the share of neurons that prefer the same class in both models.
+
+    Also yield the share of neurons that are dead in one of the models: these are left out of the
+    first share (FedNTD section 5.1, appendix M).
     """
     for layer in before.sums:
-        of_both = [
+        preferences = [
             metrics.class_preference(model.sums[layer], model.counts) for model in (before, after)
         ]
-        end = "" if layer == FEATURES else f".{layer}"
-        yield f"alignment{end}", metrics.alignment(*of_both)
-        yield f"dead{end}", metrics.dead(*of_both)
+        suffix = "" if layer == FEATURES else f".{layer}"
+        yield f"alignment{suffix}", metrics.alignment(*preferences)
+        yield f"dead{suffix}", metrics.dead(*preferences)
 
 
-# And confusion, which is no note.
+# The measure `confusion` is not here, because it notes no numbers.
 MEASURES: dict[str, Measure] = {"local": local, "drift": drift}

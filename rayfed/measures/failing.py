@@ -1,4 +1,4 @@
-"""What happens when a measure fails: it is left out, with a warning, and the run goes on."""
+"""If a measure fails, it is left out with a warning, and the run continues."""
 
 import functools
 import logging
@@ -9,10 +9,10 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_failure(name: str, error: Exception) -> None:
-    """Log, once in a process, that a measure fails.
+    """Log that a measure fails, once in a process.
 
-    Raises the error where it is of a GPU's memory, after which cuDNN may go on with other bits:
-    `hardware.advising`.
+    Raise the error again if a GPU's memory was exhausted: after that, results may differ in their
+    bits, because cuDNN may choose other algorithms (`hardware.advising`).
     """
     if isinstance(error, torch.OutOfMemoryError):
         raise error
@@ -20,5 +20,6 @@ def warn_of_failure(name: str, error: Exception) -> None:
 
 
 @functools.cache
-def _warn(name: str, why: str) -> None:
-    log.warning("measure = %s fails, and is left out: %s", name, why)
+def _warn(name: str, reason: str) -> None:
+    """Log a warning; the cache lets each one through only once."""
+    log.warning("measure = %s fails, and is left out: %s", name, reason)

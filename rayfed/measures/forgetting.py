@@ -1,11 +1,12 @@
-"""What forgetting is, by name: pure functions of class accuracies.
+"""Definitions of forgetting, by name: pure functions of class accuracies.
 
-What each of them sees is in docs/forgetting.md.
+docs/forgetting.md compares them.
 
-Shapes: `C` classes, `K` clients of a round. Accuracies are fractions of 1. The initial model does
-not count: untrained, it may predict a single class for every image and so have an accuracy of 1 on
-it, which no training has forgotten. A class without test samples is nan, and every average over
-classes leaves it out.
+Shapes: `C` classes, `K` clients of a round. Accuracies are fractions of 1. A class without test
+samples is nan, and every average over classes leaves it out.
+
+The initial model does not count. Without training, it may predict a single class for every image,
+and so have an accuracy of 1 on this class, which no training has forgotten.
 """
 
 import math
@@ -16,11 +17,10 @@ from rayfed.measures.metrics import Array
 
 
 def peak(best_earlier: Array, now: Array) -> float:
-    """Each class's best earlier accuracy (C,) minus its accuracy now, averaged over classes (FedNTD
-    eq. 5).
+    """Return each class's best earlier accuracy (C,) minus its accuracy now, averaged over classes.
 
-    Of the global model. Negative where the last model is the best. A class without an earlier
-    accuracy is nan, so a run starts with nan for all, which gives 0.
+    FedNTD eq. 5, of the global model. It is negative if the last model is the best. A class without
+    an earlier accuracy is nan. A run starts with nan for all classes, which gives 0.
 
     >>> best = np.full(2, np.nan)
     >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
@@ -35,13 +35,14 @@ def peak(best_earlier: Array, now: Array) -> float:
 
 
 def dropped(before: Array, after: Array) -> float:
-    """What classes have lost from a model (C,) to the next, averaged over classes; what others gain
-    does not count.
+    """Return what classes have lost from a model (C,) to the next, averaged over classes.
+
+    The gains of other classes do not count.
 
     Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning"
-    (arXiv 2402.05558): `-1/C sum_c min(0, A_c^t - A_c^(t-1))`, of the global model from round to
-    round: `round`. On its way through the clients' models it has two parts, and is no larger than
-    their sum.
+    (arXiv 2402.05558): `-1/C sum_c min(0, A_c^t - A_c^(t-1))`. From one global model to the next it
+    is the forgetting that is called `round`. On the way through the clients' models it has two
+    parts, `local` and `aggregation`, and is at most their sum.
 
     >>> dropped(np.array([1.0, 0.25, 0.5]), np.array([0.4, 0.75, 0.5])).__round__(6)
     0.2
@@ -50,25 +51,31 @@ def dropped(before: Array, after: Array) -> float:
 
 
 def local(before: Array, clients: Array) -> float:
-    """What is `dropped` from the global model (C,) to the models (K, C) of a round's clients,
-    averaged over these.
+    """Return what is `dropped` from the global model (C,) to the clients' models (K, C), averaged.
+
+    The mean is over the clients of the round.
+
+    >>> local(np.array([1.0, 0.5]), clients=np.array([[0.5, 0.5], [1.0, 0.5]]))
+    0.125
     """
     return mean_of(np.array([dropped(before, client) for client in clients]))
 
 
 def aggregation(clients: Array, after: Array) -> float:
-    """What is `dropped` from the models (K, C) of a round's clients to the next global model (C,),
-    as above.
+    """Return what is `dropped` from the clients' models (K, C) to the next global model (C,).
+
+    The mean is over the clients of the round.
     """
     return mean_of(np.array([dropped(client, after) for client in clients]))
 
 
 def continual(best_earlier: Array, now: Array, trained: Array) -> float:
-    """`peak` of the classes that no client of the round has `trained` (C,); nan where there is
-    none.
+    """Return the `peak` of the classes that no client of the round has `trained` (C,).
+
+    It is nan if there is no such class.
 
     Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018, section 4), average over
-    the tasks before the one that is being learnt. Here a class is a task, and a round learns the
+    the tasks before the task that is being learnt. Here a class is a task, and a round learns the
     classes that its clients hold.
 
     >>> continual(np.array([0.5, 1.0]), np.array([0.75, 0.25]), trained=np.array([True, False]))
@@ -78,6 +85,6 @@ def continual(best_earlier: Array, now: Array, trained: Array) -> float:
 
 
 def mean_of(values: Array) -> float:
-    """The mean of the values that are known; nan where none is."""
+    """Return the mean of the values that are not nan; nan if all are."""
     known = ~np.isnan(values)
     return float(values[known].mean()) if known.any() else math.nan

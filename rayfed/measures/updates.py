@@ -12,15 +12,16 @@ from rayfed.measures.failing import warn_of_failure
 from rayfed.tensors.trees import Scaled, Tree
 from rayfed.tensors.weights import Weights, parameters_of
 
-# The slot of `summand`: beside those of the parts, and none of them.
+# The slot of `summand`. It stands next to the slots of the parts, and no part can have this name.
 UPDATES = "updates, to be measured"
 
 
 def summand(before: Weights, after: nn.Module) -> Tree:
-    """A client's update, for `of_round`: as it is, scaled to length 1, and its squared length;
-    parameters only.
+    """Return a client's update as a summand for `of_round`.
 
-    Where this fails, it is a summand of zeros, as summands must be alike, with a warning.
+    It holds the update of the parameters, the update scaled to length 1, and its squared length. If
+    this fails, a warning is logged and the summand is zero, because all clients' summands must have
+    the same layout.
     """
     parameters = parameters_of(after)
     try:
@@ -46,10 +47,10 @@ def summand(before: Weights, after: nn.Module) -> Tree:
 
 
 def of_round(total: Tree, clients: int) -> dict[str, float]:
-    """How much the updates of a round's clients agree, from the total of their summands; nothing if
-    one has failed.
+    """Return how much the updates of a round's clients agree, from the sum of their summands.
 
-    FedNTD section 2.3, eq. 8. Every client counts once, whatever its number of images.
+    It is empty if the summand of a client has failed. Every client counts once, whatever its number
+    of images (FedNTD section 2.3, eq. 8).
     """
     if total is None or total["clients"] < clients:
         return {}
