@@ -1,4 +1,4 @@
-"""Summands: what can be added, and sums of them in a fixed order."""
+"""Summands (trees that can be added up), and their sum in a fixed order."""
 
 import math
 from typing import Any
@@ -22,9 +22,10 @@ from rayfed.tensors.wire import Packed, Span, bytes_of, within
 
 
 def checked(summand: Tree) -> Layout:
-    """The layout of a summand. Raises ValueError, naming the place, for a NaN or an infinity.
+    """Return the layout of a summand.
 
-    For a value of another kind than tensors and numbers the error is a `NotSummable`.
+    Raise ValueError, with the place, for a NaN or an infinity. Raise `NotSummable` for a value that
+    is neither a tensor nor a number.
     """
     all_finite = _are_finite([leaf for _, leaf in leaves(summand)])
     for path, leaf in leaves(summand):
@@ -37,8 +38,8 @@ def checked(summand: Tree) -> Layout:
 
 
 def _wrong_kind(leaf: Any) -> str | None:
-    """Why a leaf is of a kind that cannot be added to a sum; None where it can."""
-    # Of the containers, only empty ones.
+    """Return why a leaf is of a kind that cannot be added to a sum; None if it can be added."""
+    # A leaf that is a container is an empty one, which a sum may hold.
     if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
     if isinstance(leaf, Tensor) and (
@@ -52,29 +53,47 @@ def _wrong_kind(leaf: Any) -> str | None:
 
 
 def _is_number(path: Path, leaf: Any, all_finite: bool) -> bool:
-    """Whether a leaf is finite; its tensor needs no look where it is known that all are finite."""
-    numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
-    return all(map(math.isfinite, numbers)) and (
-        all_finite or not isinstance(leaf, Tensor) or _is_finite(leaf)
-    )
+    """Say whether a leaf and its weight are finite.
+
+    With `all_finite`, all tensors are known to be finite, and the leaf's values are not read again.
+    """
+    if not math.isfinite(weight_of(path) or 0):
+        return False
+    if isinstance(leaf, Tensor):
+        return all_finite or _is_finite(leaf)
+    return not isinstance(leaf, int | float) or math.isfinite(leaf)
 
 
 def _are_finite(values: list[Any]) -> bool:
-    """Whether the sums of all tensors are finite: by one look, as each waits for a GPU."""
+    """Say whether the sums of all dense tensors of real numbers are finite.
+
+    All sums are read from a GPU at once, because each read waits for the GPU.
+    """
     dense = [
         value for value in values if isinstance(value, Tensor) and value.layout == torch.strided
     ]
     sums = [value.sum() for value in dense if value.is_floating_point()]
-    return not sums or bool(torch.stack([each.to(sums[0]) for each in sums]).isfinite().all())
+    if not sums:
+        return True
+    together = torch.stack([total.to(sums[0]) for total in sums])
+    return bool(together.isfinite().all())
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """A sum is a tenth of the work; it is infinite too where finite values are too large."""
+    """Say whether all values of a tensor are finite.
+
+    Their sum is read first, which is a tenth of the work. If values are very large, it is infinite
+    although they are finite, so then each value is read.
+    """
     return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
 
 
 def weight_of(path: Path) -> float | None:
-    """How many times a leaf counts in a sum; None where it is in no `Scaled`."""
+    """Return how many times a leaf counts in a sum; None if it is in no `Scaled`.
+
+    >>> weight_of((("scaled", 3), ("dict", "w")))
+    3
+    """
     weights = [weight for kind, weight in path if kind == "scaled"]
     return math.prod(weights) if weights else None
 
@@ -82,8 +101,8 @@ def weight_of(path: Path) -> float | None:
 class OrderedSum:
     """Adds trees in the given order, in float64; integers stay exact integers.
 
-    The order is the caller's, so the bits of the sum do not depend on which client was ready first.
-    The product of a float32 weight and a number of samples is exact in float64.
+    The caller fixes the order, so the bits of the sum do not depend on which client was ready
+    first. The product of a float32 weight and a number of samples is exact in float64.
 
     >>> from rayfed.tensors.trees import Scaled
     >>> total = OrderedSum()
@@ -94,13 +113,13 @@ class OrderedSum:
     """
 
     def __init__(self) -> None:
-        # Of each summand.
+        # The layout that all summands have.
         self.layout: Layout | None = None
-        # By the path of a leaf without its weights.
+        # The sums, by the path of a leaf without its weights.
         self._totals: dict[Path, Any] = {}
-        # Where the tensors among them lie in the buffers.
+        # The places in the buffers of the sums that are tensors.
         self._spans: dict[Path, Span] = {}
-        # Dtype -> (n,).
+        # By dtype, (n,).
         self._buffers: dict[str, Tensor] = {}
 
     @property
@@ -109,44 +128,48 @@ class OrderedSum:
         return tree_of(self._totals.items()) if self._totals else None
 
     def packed(self) -> Packed:
-        """The sum as `pack` would give it, without a copy."""
+        """Return the sum as `pack` would return it, without a copy."""
         skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
-        return Packed(
-            skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()}
-        )
+        buffers = {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()}
+        return Packed(skeleton, buffers)
 
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
-        """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
+        """Add a summand to the sum.
 
-        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of
-        its summands.
+        A summand that was checked elsewhere comes with its layout. A sum comes with the layout of
+        its summands. Without a layout, raise ValueError as `checked` does. Raise `Unlike` if the
+        layout differs from the layout of the first summand.
         """
         layout = checked(summand) if layout is None else layout
-        first = self.layout is None
-        if first:
+        is_first = self.layout is None
+        if self.layout is None:
             self._lay_out(summand)
-        elif (unlike := difference(layout, self.layout or {})) is not None:
-            raise Unlike(unlike)
+        else:
+            unlike = difference(layout, self.layout)
+            if unlike is not None:
+                raise Unlike(unlike)
         self.layout = layout
         for path, leaf in leaves(summand):
             place, weight = _unscaled(path), weight_of(path)
-            total, factor = self._totals[place], 1 if weight is None else weight
+            factor = 1 if weight is None else weight
+            total = self._totals[place]
             if isinstance(total, Tensor):
-                _add(total, leaf, factor, first)
+                _add(total, leaf, factor, is_first)
             elif isinstance(leaf, int | float):
-                self._totals[place] = leaf * factor if first else total + leaf * factor
+                self._totals[place] = leaf * factor if is_first else total + leaf * factor
             else:
                 self._totals[place] = leaf
 
     def _lay_out(self, summand: Tree) -> None:
-        """Make room for the tensors of the first summand, which fills it."""
+        """Make room for the tensors of the first summand; `add` fills it."""
         ends: dict[str, int] = {}
         for path, leaf in leaves(summand):
             place = _unscaled(path)
-            # For the order.
+            # The keys are set in the order of the leaves, which the sum keeps.
             self._totals[place] = None
             if isinstance(leaf, Tensor):
-                # A weighted integer, such as BatchNorm's count of batches, has a mean that is none.
+                # The mean of weighted integers, for example of BatchNorm's count of batches, need
+                # not be an integer.
                 is_integer = weight_of(path) is None and not leaf.is_floating_point()
                 dtype = "int64" if is_integer else "float64"
                 self._spans[place] = Span(dtype, ends.get(dtype, 0), tuple(leaf.shape))
@@ -159,16 +182,17 @@ class OrderedSum:
 
 
 def _unscaled(path: Path) -> Path:
+    """Return a path without its weights."""
     return tuple(step for step in path if step[0] != "scaled")
 
 
-def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
-    """`total += factor * leaf`, the `first` time `=`."""
+def _add(total: Tensor, leaf: Tensor, factor: float, is_first: bool) -> None:
+    """Add `factor * leaf` to `total` in place; the first summand overwrites it."""
     leaf = leaf.detach()
+    # Torch converts float32 while it adds, without a copy in float64; other types are converted.
     if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
-        # Torch itself converts float32 while it adds, without a copy in float64.
         leaf = leaf.to(total)
-    if first:
+    if is_first:
         total.copy_(leaf).mul_(factor)
     else:
         total.add_(leaf, alpha=factor)

@@ -1,8 +1,8 @@
-"""Trees: tensors and numbers, nested in dicts, lists and tuples. Parts exchange them.
+"""Trees: tensors and numbers, nested in dicts, lists and tuples.
 
-`leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of` puts it together again.
-Everything else is built on these two functions: sizes, sums (`sums.py`), the wire (`wire.py`), and
-the disk (`rayfed/folder/packing.py`).
+Parts exchange trees. `leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of`
+puts it together again. Everything else is built on these two functions: sizes, sums (`sums.py`),
+messages (`wire.py`) and files (`rayfed/folder/packing.py`).
 
 >>> tree = {"count": 2, "weights": Scaled(2, {"w": torch.tensor([1.0])})}
 >>> [(dotted(path), leaf) for path, leaf in leaves(tree)]
@@ -20,9 +20,9 @@ from torch import Tensor
 
 # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...].
 Tree = Any
-# Steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight).
+# Each step is ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight).
 Path = tuple[tuple[str, Any], ...]
-# The kind of each leaf by its path, in which a `Scaled` may have any weight.
+# The kind of each leaf by its path. The weights are left out, because a `Scaled` may have any.
 Layout = dict[Path, str]
 KINDS = {"dict": dict, "list": list, "tuple": tuple}
 
@@ -39,7 +39,7 @@ class Scaled:
 
 
 def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The path and the value of every leaf, in order.
+    """Yield the path and the value of every leaf, in order.
 
     An empty dict, list or tuple is a leaf too.
     """
@@ -55,14 +55,18 @@ def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value is one that trees are made of; a named tuple is not, since a checkpoint would
-    lose its names.
+    """Say whether a value is a container of a tree: a mapping, a list or a tuple.
+
+    A named tuple is a leaf, because a checkpoint would lose its names.
+
+    >>> is_container([1]), is_container(1)
+    (True, False)
     """
     return isinstance(value, Mapping) or type(value) in (list, tuple)
 
 
 def tree_of(pairs: Iterable[tuple[Path, Any]]) -> Tree:
-    """The tree with these leaves: the inverse of `leaves`."""
+    """Return the tree with these leaves: the inverse of `leaves`."""
     pairs = list(pairs)
     path, value = pairs[0]
     if not path:
@@ -78,33 +82,42 @@ def tree_of(pairs: Iterable[tuple[Path, Any]]) -> Tree:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The tree with `function` applied to each leaf."""
+    """Return the tree with `function` applied to each leaf.
+
+    >>> tree_map(lambda leaf: leaf + 1, {"a": 1, "b": [2]})
+    {'a': 2, 'b': [3]}
+    """
     return tree_of((path, function(leaf)) for path, leaf in leaves(tree))
 
 
 def copied(tree: Tree) -> Tree:
-    """The tree with containers and tensors of its own."""
+    """Return a copy of the tree, with new containers and tensors."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def dotted(path: Path) -> str:
-    """A path for messages."""
+    """Return a path as messages show it.
+
+    >>> dotted((("dict", "head"), ("scaled", 2.0), ("list", 0)))
+    'head.0'
+    """
     return ".".join(str(key) for kind, key in path if kind != "scaled") or "the value"
 
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:
-    """The tree with its tensors on a device."""
+    """Return the tree with its tensors on a device."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def num_bytes(tree: Tree) -> int:
-    """The bytes of a tree's tensors."""
+    """Return the number of bytes of a tree's tensors."""
     return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def first_difference(tree: Tree, example: Tree) -> str | None:
-    """The first place where a tree differs from an example in its keys, a shape or a dtype; None if
-    there is none.
+    """Return, in words, the first difference of a tree from an example; None if there is none.
+
+    Keys, shapes and dtypes are compared.
 
     >>> first_difference({"w": torch.ones(2)}, {"w": torch.ones(3)})
     'w is float32 (2,), not float32 (3,)'
@@ -113,16 +126,17 @@ def first_difference(tree: Tree, example: Tree) -> str | None:
 
 
 def layout_of(tree: Tree) -> Layout:
-    """The kind of each leaf."""
+    """Return the kind of each leaf, by its path without the values of weights."""
     return {_with_any_weight(path): _kind(leaf) for path, leaf in leaves(tree)}
 
 
 def _with_any_weight(path: Path) -> Path:
+    """Return a path with None in the place of each weight."""
     return tuple((step, None if step == "scaled" else key) for step, key in path)
 
 
 def difference(layout: Layout, usual: Layout) -> str | None:
-    """Where a layout is not the usual one, in words; None if they are the same."""
+    """Return, in words, where a layout differs from the usual layout; None if they are equal."""
     for path in usual:
         if path not in layout:
             return f"{dotted(path)} is missing"
@@ -135,7 +149,7 @@ def difference(layout: Layout, usual: Layout) -> str | None:
 
 
 def _kind(leaf: Any) -> str:
-    """The kind of a leaf, for messages."""
+    """Return the kind of a leaf, as messages show it."""
     if isinstance(leaf, Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
     if leaf is None:

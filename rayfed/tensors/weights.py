@@ -1,9 +1,9 @@
 """Model weights as plain values: a dict from name to tensor, and its arithmetic, name by name.
 
 `Weights` holds a model's state: parameters and buffers (BatchNorm's running statistics). Both are
-sent and averaged; only parameters have a gradient. What is frozen is not among them: it is the same
-in every copy of a run's model. A tensor that a model has under several names (tied weights) is a
-single entry, under the first of these names.
+sent and averaged; only parameters have a gradient. Frozen entries are left out, because they are
+the same in every copy of a run's model. A tensor that a model has under several names (tied
+weights) is a single entry, under the first of these names.
 """
 
 import copy
@@ -15,18 +15,16 @@ from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 
-CONSTANTS = (
-    # An attribute of a model: the names that `keep_constant` was given.
-    "constants_of_rayfed"
-)
+# The attribute of a model that holds the names that `keep_constant` was given.
+CONSTANTS = "constants_of_rayfed"
 
 
 def frozen(model: nn.Module) -> frozenset[str]:
-    """The entries of a model's state that no training changes.
+    """Return the names of a model's entries that no training changes.
 
-    They are the parameters that take no gradient, and the buffers of modules all of whose
-    parameters are such; a module without parameters belongs to the module around it. So are the
-    constants (`keep_constant`).
+    They are the parameters that take no gradient, the buffers of modules with only such parameters,
+    and the constants (`keep_constant`). A module without parameters belongs to the module around
+    it.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
     >>> _ = model[0].requires_grad_(False)
@@ -37,37 +35,47 @@ def frozen(model: nn.Module) -> frozenset[str]:
 
 
 def constants(model: nn.Module) -> frozenset[str]:
-    """The buffers that `keep_constant` has named."""
+    """Return the names of the buffers that `keep_constant` was given."""
     return getattr(model, CONSTANTS, frozenset())
 
 
 def keep_constant(model: nn.Module, names: Iterable[str]) -> None:
-    """Count some buffers as frozen: they have no mean, such as a mask with infinities, and no
-    training changes them.
+    """Count some buffers as frozen.
 
-    The model keeps their names, and so do its copies.
+    No training changes them, and they may have no mean, for example a mask with infinities. The
+    model and its copies keep the names.
+
+    >>> model = nn.BatchNorm1d(2)
+    >>> keep_constant(model, ["num_batches_tracked"])
+    >>> sorted(frozen(model))
+    ['num_batches_tracked']
     """
     setattr(model, CONSTANTS, frozenset(names))
 
 
 def changed_constants(model: nn.Module, original: nn.Module) -> list[str]:
-    """The constants of a model that are not, bit for bit, as in the original."""
-    kept = constants(original)
-    if not kept:
+    """Return the names of the constants whose bits differ from the original model's."""
+    names = constants(original)
+    if not names:
         return []
     now, before = model.state_dict(), original.state_dict()
-    return [name for name in sorted(kept) if not identical(now[name], before[name])]
+    return [name for name in sorted(names) if not identical(now[name], before[name])]
 
 
 def identical(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits; a NaN is equal to itself."""
+    """Say whether two tensors have the same type, shape and bits; a NaN is equal to itself.
+
+    >>> nan = torch.tensor([float("nan")])
+    >>> identical(nan, nan.clone()), identical(torch.tensor([0.0]), torch.tensor([-0.0]))
+    (True, False)
+    """
     if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
         return False
     return torch.equal(bits(a), bits(b))
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 (n,)."""
+    """Return the bytes of a tensor, uint8 (n,)."""
     dense = tensor.detach().cpu()
     if dense.layout != torch.strided:
         dense = dense.to_dense()
@@ -78,91 +86,100 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def _untrained(model: nn.Module) -> frozenset[str]:
-    """What is frozen because its parameters take no gradient."""
+    """Return the entries that are frozen because parameters take no gradient.
+
+    They are these parameters, and the buffers of modules without any other parameter.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    still = {name for name, p in parameters.items() if not p.requires_grad}
-    if not still:
+    untrained = {name for name, p in parameters.items() if not p.requires_grad}
+    if not untrained:
         return frozenset()
-    holding = {place for name in parameters for place in _around(name)}
-    training = {place for name in parameters.keys() - still for place in _around(name)}
-
-    def is_still(name: str) -> bool:
-        return next(place for place in _around(name) if place in holding) not in training
-
-    return frozenset(
-        still | {name for name in model.state_dict() if name not in parameters and is_still(name)}
-    )
+    # The modules that have a parameter inside, and the modules that have one that trains.
+    holding: set[str] = set()
+    training: set[str] = set()
+    for name in parameters:
+        holding.update(_around(name))
+        if name not in untrained:
+            training.update(_around(name))
+    buffers = model.state_dict().keys() - parameters.keys()
+    for name in buffers:
+        module = next(module for module in _around(name) if module in holding)
+        if module not in training:
+            untrained.add(name)
+    return frozenset(untrained)
 
 
 def _around(name: str) -> list[str]:
-    """The modules that an entry is in, the innermost first: a.b, a and the model itself for
-    a.b.weight.
+    """Return the modules around an entry, the innermost first; '' is the model.
+
+    >>> _around("a.b.weight")
+    ['a.b', 'a', '']
     """
     steps = name.split(".")
     return [".".join(steps[:end]) for end in range(len(steps) - 1, -1, -1)]
 
 
 def state(model: nn.Module) -> Weights:
-    """A model's state, parameters and buffers, less what is frozen: live, and without gradients.
+    """Return a model's parameters and buffers without the frozen entries.
 
-    A tensor with several names has one entry, under the first of them.
+    The tensors share the model's memory, and have no gradient. A tensor with several names has one
+    entry, under the first of them.
     """
-    still, seen = frozen(model), set()
+    left_out, seen = frozen(model), set()
     weights: Weights = {}
     entries = model.state_dict(keep_vars=True)
     for name, tensor in entries.items():
-        if name not in still and id(tensor) not in seen:
+        if name not in left_out and id(tensor) not in seen:
             seen.add(id(tensor))
             weights[name] = tensor.detach()
     return weights
 
 
 def other_names(model: nn.Module) -> dict[str, str]:
-    """Of each entry of a model's state that has an earlier name too, that first name.
+    """Return the first name of each tensor that a model's state holds once more under another name.
 
     >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> model[1].weight = model[0].weight
     >>> other_names(model)
     {'1.weight': '0.weight'}
     """
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     others: dict[str, str] = {}
     entries = model.state_dict(keep_vars=True)
     for name, tensor in entries.items():
-        known = first.setdefault(id(tensor), name)
-        if known != name:
-            others[name] = known
+        first_name = first_names.setdefault(id(tensor), name)
+        if first_name != name:
+            others[name] = first_name
     return others
 
 
 def under_all_names(model: nn.Module, weights: Weights) -> Weights:
-    """Some weights of a model, with a copy of each tensor under each of its other names, as files
-    have them.
-    """
+    """Return weights with a copy of each tensor under each of its other names, as in files."""
     copies: Weights = {}
-    for name, first in other_names(model).items():
-        if first in weights:
-            copies[name] = weights[first].clone()
+    for name, first_name in other_names(model).items():
+        if first_name in weights:
+            copies[name] = weights[first_name].clone()
     return {**weights, **copies}
 
 
 def state_of(model: nn.Module) -> Weights:
-    """A copy of a model's `state`, on the CPU."""
+    """Return a copy of a model's `state`, on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state(model).items()}
 
 
 def whole(model: nn.Module, weights: Weights) -> Weights:
-    """A model's state, under all its names, with these weights in place of its own, and with what
-    is frozen.
+    """Return a model's complete state with these weights, under all names.
+
+    Entries that `weights` lacks, for example frozen ones, are the model's.
     """
     others, values = other_names(model), model.state_dict()
     return {name: weights.get(others.get(name, name), tensor) for name, tensor in values.items()}
 
 
 def load(model: nn.Module, weights: Weights) -> None:
-    """Give a model these weights, as `state` names them.
+    """Give a model these weights, with the names that `state` uses.
 
-    Raises RuntimeError where a name is unknown, or missing and not frozen.
+    Raise RuntimeError if a name is unknown, or missing and not frozen.
     """
     expendable = frozen(model) | other_names(model).keys()
     differing = model.load_state_dict(weights, strict=not expendable)
@@ -174,8 +191,9 @@ def load(model: nn.Module, weights: Weights) -> None:
 
 
 def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
-    """A model with weights that are known to be of its kind: `load` takes three times as long, as
-    it checks them.
+    """Give a model weights that are known to fit, and return it.
+
+    `load` takes three times as long, because it checks them.
     """
     for name, tensor in state(model).items():
         tensor.copy_(weights[name])
@@ -183,18 +201,21 @@ def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
 
 
 def in_training(model: nn.Module) -> nn.Module:
-    """The model in training mode, but for modules with frozen buffers: a frozen BatchNorm keeps its
-    statistics.
+    """Set the model to training mode, except modules with frozen buffers, and return it.
+
+    So a frozen BatchNorm keeps its statistics.
     """
     model.train()
-    if still := _untrained(model):
-        for name in still - dict(model.named_parameters(remove_duplicate=False)).keys():
+    untrained = _untrained(model)
+    if untrained:
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name in untrained - parameters.keys():
             model.get_submodule(name.rpartition(".")[0]).training = False
     return model
 
 
 def in_evaluation(model: nn.Module) -> nn.Module:
-    """The model in evaluation mode.
+    """Set the model to evaluation mode and return it.
 
     A user's `train` or `eval` may return nothing, so no call is chained to them.
     """
@@ -203,16 +224,19 @@ def in_evaluation(model: nn.Module) -> nn.Module:
 
 
 def parameters_of(model: nn.Module) -> Weights:
-    """The model's own trainable parameters, live: a value computed from them has a gradient."""
+    """Return the model's trainable parameters themselves.
+
+    A value that is computed from them has a gradient.
+    """
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
-    """A copy of a model in its memory layout, with these weights in place of its own."""
-    own = [parameter for name, parameter in model.named_parameters() if name in weights]
-    # Copied as empty tensors: to copy the values too would take as long again.
+    """Return a copy of a model, in its memory layout, with these weights instead of its own."""
+    replaced = [parameter for name, parameter in model.named_parameters() if name in weights]
+    # These parameters are copied as empty tensors: copying their values would take as long again.
     memo: dict[int, Any] = {
-        id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in own
+        id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in replaced
     }
     copied = copy.deepcopy(model, memo)
     load(copied, weights)
@@ -220,51 +244,62 @@ def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
 
 
 def combine(
-    function: Callable[..., Tensor], first: Mapping[str, Tensor], *others: Mapping[str, Tensor]
+    function: Callable[..., Tensor], values: Mapping[str, Tensor], *others: Mapping[str, Tensor]
 ) -> Weights:
-    """`function` on the tensors of each name of `first`; the others may hold more names, not fewer.
+    """Apply `function` to the tensors of each name of `values`.
 
-    >>> combine(torch.sub, {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0]), "buffer": torch.tensor([0.0])})
+    The others may hold more names, not fewer.
+
+    >>> a = {"w": torch.tensor([3.0])}
+    >>> b = {"w": torch.tensor([1.0]), "buffer": torch.tensor([0.0])}
+    >>> combine(torch.sub, a, b)
     {'w': tensor([2.])}
     """
-    return {
-        name: function(tensor, *(other[name] for other in others)) for name, tensor in first.items()
-    }
+    combined: Weights = {}
+    for name, tensor in values.items():
+        arguments = [other[name] for other in others]
+        combined[name] = function(tensor, *arguments)
+    return combined
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) -> Weights:
-    """`a + alpha * b`."""
+    """Return `a + alpha * b`.
+
+    >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, alpha=0.5)
+    {'w': tensor([2.])}
+    """
     return combine(lambda x, y: torch.add(x, y, alpha=alpha), a, b)
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
-    """`a - b`."""
+    """Return `a - b`."""
     return combine(torch.sub, a, b)
 
 
 def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Weights:
-    """`factor * a`."""
+    """Return `factor * a`."""
     return combine(lambda x: x * factor, a)
 
 
 def zeros_like(a: Mapping[str, Tensor]) -> Weights:
-    """A zero of the shape, dtype and device of each tensor."""
+    """Return zeros in the shape and dtype, and on the device, of each tensor."""
     return combine(torch.zeros_like, a)
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Inner product over the names of `a`; a scalar, differentiable in both."""
+    """Return the inner product over the names of `a`: a scalar, differentiable in both."""
     return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """`||a - b||^2` over the names of `a`; a scalar, differentiable in both."""
+    """Return `||a - b||^2` over the names of `a`: a scalar, differentiable in both."""
     return torch.stack([(tensor - b[name]).square().sum() for name, tensor in a.items()]).sum()
 
 
 def flat(weights: Mapping[str, Tensor]) -> Tensor:
-    """All entries as one vector, (P,), in their order: one operation on it does what one per entry
-    would.
+    """Return all entries as one vector, (P,), in their order.
+
+    One operation on this vector replaces one operation per entry.
 
     >>> flat({"w": torch.ones(2, 2), "b": torch.zeros(1)})
     tensor([1., 1., 1., 1., 0.])
@@ -273,9 +308,14 @@ def flat(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def like(values: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> Weights:
-    """Values in the dtypes of `example`. A value for an integer buffer is rounded, not cut."""
+    """Return values in the dtypes of `example`; a value for an integer buffer is rounded, not cut.
 
-    def cast(x: Tensor, e: Tensor) -> Tensor:
-        return (x if e.is_floating_point() else x.round()).to(e.dtype)
-
-    return {name: cast(tensor, example[name]) for name, tensor in values.items()}
+    >>> like({"count": torch.tensor([2.7])}, {"count": torch.tensor([0])})
+    {'count': tensor([3])}
+    """
+    cast: Weights = {}
+    for name, tensor in values.items():
+        dtype = example[name].dtype
+        rounded = tensor if dtype.is_floating_point else tensor.round()
+        cast[name] = rounded.to(dtype)
+    return cast

@@ -1,4 +1,4 @@
-"""Trees on the wire: one flat buffer per dtype in place of many small tensors."""
+"""Trees as messages: one flat buffer per dtype instead of many small tensors."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ from rayfed.tensors.trees import Path, Tree, leaves, tree_of
 
 @dataclass(frozen=True)
 class Span:
-    """The part of its dtype's buffer that a tensor fills; `start` counts elements."""
+    """The range of its dtype's buffer that a tensor fills; `start` counts elements."""
 
     dtype: str
     start: int
@@ -23,27 +23,33 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tree on the wire: its leaves, with a `Span` in place of each tensor, and one flat buffer
-    per dtype.
+    """A tree as a message: its leaves, and one flat buffer of tensors per dtype.
 
-    Ray moves a numpy array through its object store without a copy, but pickles torch tensors. One
-    large buffer is one message; a dict of small tensors would be many.
+    A leaf that is a tensor is replaced by a `Span`. Ray moves a numpy array through its object
+    store without a copy, but pickles torch tensors. One large buffer is one message; a dict of
+    small tensors would be many messages.
     """
 
     skeleton: list[tuple[Path, Any]]
-    # Dtype name -> uint8 (bytes,).
+    # By the name of a dtype, uint8 (bytes,).
     buffers: dict[str, np.ndarray]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors. The skeleton takes a few dozen more per tensor."""
+        """The bytes of the tensors. The skeleton needs a few dozen more per tensor."""
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
 def pack(tree: Tree) -> Packed:
     """Copy a tree's tensors, in order, into one buffer per dtype.
 
-    Tensors may live on any device.
+    Tensors may be on any device.
+
+    >>> packed = pack({"w": torch.ones(2), "n": 3})
+    >>> packed.num_bytes
+    8
+    >>> unpack(packed)
+    {'w': tensor([1., 1.]), 'n': 3}
     """
     tensors: dict[str, list[Tensor]] = {}
     sizes: dict[str, int] = {}
@@ -58,12 +64,15 @@ def pack(tree: Tree) -> Packed:
         return Span(dtype, start, tuple(leaf.shape))
 
     skeleton = [(path, take(leaf)) for path, leaf in leaves(tree)]
-    return Packed(skeleton, {dtype: bytes_of(_flat(of_one)) for dtype, of_one in tensors.items()})
+    buffers = {dtype: bytes_of(_flat(values)) for dtype, values in tensors.items()}
+    return Packed(skeleton, buffers)
 
 
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
-    """The tree again, in memory of its own, so that its owner may change it; without a copy, for
-    reading only.
+    """Return the tree of a message.
+
+    Its tensors are copies, which may be changed. With `copy=False` they are views of the buffers,
+    and must only be read.
     """
     buffers = {
         dtype: _tensor(buffer, getattr(torch, dtype), copy)
@@ -77,27 +86,31 @@ def unpack(packed: Packed, *, copy: bool = True) -> Tree:
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    """Flat tensors, concatenated; tensors of one device are copied together."""
+    """Concatenate flat tensors; if they are on several devices, on the CPU."""
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]
     return torch.cat(tensors)
 
 
 def bytes_of(buffer: Tensor) -> np.ndarray:
-    """A flat tensor on the wire."""
+    """Return the bytes of a flat tensor, uint8 (bytes,)."""
     return buffer.cpu().view(torch.uint8).numpy()
 
 
 def within(buffer: Tensor, span: Span) -> Tensor:
-    """The tensor of a span, as a view of the buffer."""
-    return buffer[span.start : span.start + math.prod(span.shape)].view(span.shape)
+    """Return the tensor of a span, as a view of the buffer."""
+    end = span.start + math.prod(span.shape)
+    return buffer[span.start : end].view(span.shape)
 
 
 def _tensor(buffer: np.ndarray, dtype: torch.dtype, copy: bool) -> Tensor:
-    """Bytes as a tensor (n,). A buffer in Ray's object store is shared and must not be changed."""
+    """Return bytes as a tensor (n,).
+
+    Without a copy it shares the buffer, which in Ray's object store must not be changed.
+    """
     if not copy:
         with warnings.catch_warnings():
-            # Torch warns that the buffer must not be changed.
+            # Torch warns that the buffer is read-only.
             warnings.simplefilter("ignore")
             return torch.from_numpy(buffer).view(dtype)
     tensor = torch.empty(buffer.nbytes // dtype.itemsize, dtype=dtype)
