@@ -76,7 +76,8 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
     rows = np.arange(total)
     if not 0 < wanted < total:
         return rows
-    return np.sort(np.random.default_rng(seed).choice(rows, wanted, replace=False))
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.choice(rows, wanted, replace=False))
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]

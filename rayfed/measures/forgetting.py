@@ -58,7 +58,8 @@ def local(before: Array, clients: Array) -> float:
     >>> local(np.array([1.0, 0.5]), clients=np.array([[0.5, 0.5], [1.0, 0.5]]))
     0.125
     """
-    return mean_of(np.array([dropped(before, client) for client in clients]))
+    drops = [dropped(before, client) for client in clients]
+    return mean_of(np.array(drops))
 
 
 def aggregation(clients: Array, after: Array) -> float:
@@ -66,7 +67,8 @@ def aggregation(clients: Array, after: Array) -> float:
 
     The mean is over the clients of the round.
     """
-    return mean_of(np.array([dropped(client, after) for client in clients]))
+    drops = [dropped(client, after) for client in clients]
+    return mean_of(np.array(drops))
 
 
 def continual(best_earlier: Array, now: Array, trained: Array) -> float:
@@ -86,5 +88,7 @@ def continual(best_earlier: Array, now: Array, trained: Array) -> float:
 
 def mean_of(values: Array) -> float:
     """Return the mean of the values that are not nan; nan if all are."""
-    known = ~np.isnan(values)
-    return float(values[known].mean()) if known.any() else math.nan
+    known = values[~np.isnan(values)]
+    if known.size == 0:
+        return math.nan
+    return float(known.mean())

@@ -66,7 +66,9 @@ def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDA
 def accuracy(confusion: Array) -> float:
     """Return the share of samples on the diagonal of `confusion` (C, C); nan without samples."""
     total = confusion.sum()
-    return float(np.trace(confusion) / total) if total else math.nan
+    if not total:
+        return math.nan
+    return float(np.trace(confusion) / total)
 
 
 def row_normalised(confusion: Array) -> Array:
@@ -105,7 +107,8 @@ def overconfidence(confidence: Array, right: Array) -> Array:
     `confidence` (N,) is the probability of the predicted class, `right` (N,) says whether that
     class is the label. The bins of several batches add up.
     """
-    bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    bins = np.ceil(confidence * BINS).astype(np.int64) - 1
+    bins = np.clip(bins, 0, BINS - 1)
     return np.bincount(bins, confidence.astype(np.float64) - right, BINS)
 
 
@@ -117,7 +120,9 @@ def calibration_error(overconfidence: Array, images: int) -> float:
     >>> calibration_error(overconfidence(np.array([0.75, 0.75, 0.25]), np.array([1, 0, 0])), 3)
     0.25
     """
-    return float(np.abs(overconfidence).sum() / images) if images else math.nan
+    if not images:
+        return math.nan
+    return float(np.abs(overconfidence).sum() / images)
 
 
 def credibility(confusion: Array) -> Array:
@@ -146,7 +151,9 @@ def in_local_accuracy(class_accuracy: Array, p: Array) -> float:
     """
     known = ~np.isnan(class_accuracy)
     total = p[known].sum()
-    return float((class_accuracy[known] * p[known]).sum() / total) if total > 0 else math.nan
+    if total <= 0:
+        return math.nan
+    return float((class_accuracy[known] * p[known]).sum() / total)
 
 
 def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
@@ -220,7 +227,9 @@ def distribution_distance(class_accuracy: Array, p: Array) -> float:
     """
     known = np.nan_to_num(class_accuracy, nan=0.0)
     total = known.sum()
-    return float(np.abs(known / total - p).sum()) if total > 0 else math.nan
+    if total <= 0:
+        return math.nan
+    return float(np.abs(known / total - p).sum())
 
 
 def gradient_diversity(total: Array, squares: float, clients: int) -> float:
@@ -252,9 +261,11 @@ def mean_pairwise_cosine(units: Array, moved: int, clients: int) -> float:
     >>> mean_pairwise_cosine(units.sum(axis=0), moved=3, clients=3).__round__(6)
     0.333333
     """
+    if clients <= 1:
+        return math.nan
     # The square of the sum of units contains every pair twice, and each unit with itself.
     pairs = np.square(_float64(units)).sum() - moved
-    return float(pairs / (clients * (clients - 1))) if clients > 1 else math.nan
+    return float(pairs / (clients * (clients - 1)))
 
 
 def feature_distance(features: Array, local_features: Array) -> float:
@@ -262,7 +273,8 @@ def feature_distance(features: Array, local_features: Array) -> float:
 
     FedCSD Fig. 1b.
     """
-    return float(np.linalg.norm(_float64(local_features) - _float64(features), axis=1).mean())
+    moves = _float64(local_features) - _float64(features)
+    return float(np.linalg.norm(moves, axis=1).mean())
 
 
 def class_sums(outputs: Array, labels: Array, num_classes: int) -> NDArray[np.float64]:
@@ -302,7 +314,9 @@ def alignment(preference: Array, other: Array) -> float:
     0.5
     """
     alive = (preference >= 0) & (other >= 0)
-    return float((preference == other)[alive].mean()) if alive.any() else math.nan
+    if not alive.any():
+        return math.nan
+    return float((preference == other)[alive].mean())
 
 
 def dead(preference: Array, other: Array) -> float:
@@ -310,7 +324,8 @@ def dead(preference: Array, other: Array) -> float:
 
     `alignment` leaves these neurons out.
     """
-    return float(((preference < 0) | (other < 0)).mean())
+    is_dead = (preference < 0) | (other < 0)
+    return float(is_dead.mean())
 
 
 def _float64(values: Array) -> NDArray[np.float64]:
