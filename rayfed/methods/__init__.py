@@ -1,7 +1,6 @@
-"""Federated methods: the contract of a part, the parts, and the recipes that make a paper's method
-of them.
+"""Federated methods: the contract of a part, the parts, and the recipes of papers' methods.
 
-Every part and recipe is here by its name: `registry.py` finds them in the modules of this room.
+Every part and recipe is here by its name; `registry.py` finds the parts in this package's modules.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,4 +21,4 @@ globals().update({part.__name__: part for part in PARTS.values()})
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """A type checker cannot see the parts that are found."""
+        """Tell type checkers that there are more names: they cannot see the parts."""

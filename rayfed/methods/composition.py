@@ -16,59 +16,62 @@ DEFAULTS = (Average(), CrossEntropy())
 
 
 def compose(*parts: Part | Sequence[Part]) -> Parts:
-    """One method of parts and of other methods, flattened, in the order in which they act.
+    """Return one method of parts and of other methods, in the order in which they act.
 
     Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average`
-    the mean by samples: `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
+    the mean by samples: `compose()` is FedAvg. Raise `InputError` if two parts fill one slot.
 
     >>> from rayfed.methods import Proximal, fedntd
     >>> compose(fedntd(), Proximal(mu=0.01))  # FedNTD with FedProx's term
     (Average(by='samples'), CrossEntropy(weight=1.0, smoothing=0.0),
      NotTrueDistill(beta=1.0, tau=1.0, mix=1.0, form='kl', teacher=True), Proximal(mu=0.01))
     """
-    # With what it came with.
+    # Each slot's part, and the argument that it came in.
     by_slot: dict[str, tuple[Part, Sequence[Any]]] = {}
-    for each in parts:
-        group: Sequence[Any] = each if isinstance(each, tuple | list) else [each]
+    for argument in parts:
+        group: Sequence[Any] = argument if isinstance(argument, tuple | list) else [argument]
         for part in group:
             refuse_unfit(part)
             if part.slot in by_slot:
-                raise InputError(_twice(by_slot[part.slot], (part, group)))
+                earlier, earlier_group = by_slot[part.slot]
+                raise InputError(_same_slot(earlier, part, [*earlier_group, *group]))
             by_slot[part.slot] = part, group
-    defaults = [part for part in DEFAULTS if part.slot not in by_slot]
-    # Which would go on beside the part that is to take its place.
-    for default in defaults:
+    composed: list[Part] = [part for part in DEFAULTS if part.slot not in by_slot]
+    # A default would act in addition to a part that is meant to replace it.
+    for default in composed:
         for slot in get_close_matches(default.slot, by_slot, cutoff=0.8):
             raise InputError(
                 f"{by_slot[slot][0]!r} has the slot '{slot}'; did you mean '{default.slot}'?"
             )
-    return tuple(sorted([*defaults, *(part for part, _ in by_slot.values())], key=turn))
+    composed.extend(part for part, _ in by_slot.values())
+    return tuple(sorted(composed, key=turn))
 
 
-def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
-    """That two parts fill one slot, each with what it came with, and what to give in place of whole
-    methods.
+def _same_slot(earlier: Part, later: Part, arguments: Sequence[Part]) -> str:
+    """Return the message that two parts fill one slot.
+
+    `arguments` are all parts that were given together with them. The message names those that can
+    be given instead of complete methods.
     """
-    (first, _), (later, _) = filled
-    own = [
-        name_of(type(one))
-        for _, of in filled
-        for one in of
-        if one.slot != first.slot and one not in DEFAULTS
-    ]
-    rather = (
-        f"; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}"
-        if own
-        else ""
+    names = []
+    for part in arguments:
+        if part.slot != earlier.slot and part not in DEFAULTS:
+            names.append(name_of(type(part)))
+    message = (
+        f"two parts fill the slot '{earlier.slot}': {earlier!r} and {later!r}; keep one of them"
     )
-    return (
-        f"two parts fill the slot '{first.slot}': {first!r} and {later!r}; keep one of them{rather}"
-    )
+    if names:
+        message += (
+            "; of a whole method, give what is its own, so that the slot is free: "
+            f"{', '.join(names)}"
+        )
+    return message
 
 
 def turn(part: Part) -> int:
-    """When a part's `update` runs: first the average, then what changes it, then the others, which
-    read the outcome.
+    """Return when a part's `update` runs: 0 is first.
+
+    The average runs first, then the parts that change it, then the others, which read the outcome.
     """
     if part.slot == "average":
         return 0
@@ -79,8 +82,8 @@ def refuse_unfit(part: object) -> None:
     """Raise `InputError` for what cannot be in a method."""
     if not isinstance(part, Part):
         name = getattr(part, "__name__", "")
-        rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
-        raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
+        advice = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
+        raise InputError(f"a method is made of parts; {told(part)} is not a part{advice}")
     if not is_dataclass(part) or not part.__dataclass_params__.frozen:
         raise InputError(
             f"{told(part)} is not a frozen dataclass; put @dataclass(frozen=True) above its class"
@@ -97,16 +100,20 @@ def refuse_unfit(part: object) -> None:
 
 
 def recipe(name: str, part: Callable[P, Part]) -> Callable[P, Parts]:
-    """The method of a single part, with the part's parameters and docstring, under a name."""
+    """Return the recipe `name` of a single part, with the part's parameters and docstring.
+
+    >>> from rayfed.methods import Proximal
+    >>> fedprox = recipe("fedprox", Proximal)
+    >>> fedprox(mu=0.1) == compose(Proximal(mu=0.1))
+    True
+    """
 
     def method(*values: P.args, **named: P.kwargs) -> Parts:
         return compose(part(*values, **named))
 
     method.__name__ = method.__qualname__ = name
-    method.__module__ = (
-        # Where it is found again: a method may be pickled by its name.
-        "rayfed.methods.recipes"
-    )
+    # A recipe is pickled by its name, and found again in this module.
+    method.__module__ = "rayfed.methods.recipes"
     method.__doc__ = part.__doc__
     method.__annotations__ = get_type_hints(part, include_extras=True)
     method.__signature__ = inspect.signature(part)  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 """The contract of a method: a tuple of parts, each with at most seven hooks.
 
-A part is a frozen dataclass whose fields are its hyper-parameters. It keeps nothing on itself: the
+A part is a frozen dataclass whose fields are its hyper-parameters. It stores nothing on itself: the
 server has `state`, a client has `memory`, and a client in a single round has `local`. Hooks return
-these values, and later hooks get them, so that any piece of the work can run anywhere, or twice. In
-the order in which a round runs:
+these values, and later hooks get them, so that any piece of the work can run anywhere, or twice.
+The hooks, in the order in which a round runs:
 
     init(weights)                      server, once             -> state
     survey(client)                     client, before the round -> summands
@@ -16,7 +16,7 @@ the order in which a round runs:
 Summands are trees of tensors and numbers (`rayfed/tensors/trees.py`) that are added up in an order
 that the job fixes.
 
-FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2), whole:
+All of FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2):
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -45,13 +45,13 @@ from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
 
 HOOKS = ("init", "survey", "tell", "begin", "loss", "report", "update")
-# What parts declared in earlier versions, and what is called now.
+# Class variables of parts in earlier versions, and the call that `check` makes now.
 EARLIER = {
     "needs_features": "require_features(self, model)",
     "needs_sgd": "require_sgd(self, training)",
     "without_momentum": "warn_of_momentum(self, training)",
 }
-# Slots that `compose` fills where no part does.
+# Slots that `compose` fills if no part does.
 ROLES = ("supervise", "average")
 
 Parts = tuple["Part", ...]
@@ -62,18 +62,15 @@ class Part(Checked):
 
     Define the hooks that it needs; the others do nothing, and cost nothing.
 
-    Beside its hooks it may say what it is: by the class variables, by `check`, `local_names` and
-    `own_model`.
+    A part may also set the class variables, and define `check`, `local_names` and `own_model`.
     """
 
-    # Its role; two parts of one slot cannot be composed. The default is the class's name.
+    # The part's role: two parts of one slot cannot be composed. The default is the class's name.
     slot: ClassVar[str]
-    # Whether its `update` changes the new weights.
+    # Whether the part's `update` changes the new weights.
     changes_average: ClassVar[bool] = False
-    auxiliary_per_class: ClassVar[int] = (
-        # Samples of each class for the server to keep; may be a field.
-        0
-    )
+    # The number of samples of each class that the server keeps; this may be a field.
+    auxiliary_per_class: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         refuse_earlier_names(cls)
@@ -84,74 +81,79 @@ class Part(Checked):
     def check(self, model: nn.Module, training: Training) -> None:
         """Raise `InputError` if this part cannot work with the model or with the `[train]` table.
 
-        Called once, before anything is started. `requirements.py` has what parts often require.
+        It is called once, before anything is started. `requirements.py` has what parts often
+        require.
         """
 
     def local_names(self, model: nn.Module) -> Collection[str]:
-        """Names of entries of a model's state that stay at each client, which begins its next
-        training with its own.
+        """Return the names of the entries of a model's state that stay at each client.
 
-        They are not sent, and `batch.parameters` is without them. In the global model they keep
-        their initial values, with which a client begins its first training. Such a part has no
-        other memory.
+        A client begins its next training with its own values of these entries. They are not sent,
+        and `batch.parameters` is without them. In the global model they keep their initial values,
+        with which a client begins its first training. Such a part has no other memory.
         """
         return ()
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights | None:
-        """The weights of the model that a client has for its own beside the global model, for the
-        measures.
+        """Return the weights of the model that a client has in addition to the global model.
 
-        From the global model's weights at the client, and the part's memory of it: before its
-        training, and after it.
+        They are for the measures. `weights` are the global model's at the client, and `memory` is
+        the part's memory of the client. It is called with both before the client's training, and
+        after it.
         """
         return None
 
     def init(self, weights: Weights) -> Tree:
-        """The server's state before the first round, from the initial weights."""
+        """Return the server's state before the first round, from the initial weights."""
         return None
 
     def survey(self, client: ClientView) -> Tree:
-        """Summands from a sampled client before training; `client.state` is the server's state."""
+        """Return summands from a sampled client before training.
+
+        `client.state` is the server's state.
+        """
         return None
 
     def tell(self, state: Tree, server: ServerView, surveyed: Tree) -> tuple[Tree, Tree]:
-        """The state, and a payload for every client of the round.
+        """Return the state, and a payload for every client of the round.
 
         `surveyed` is the sum of the survey's summands.
         """
         return state, None
 
     def begin(self, client: ClientView) -> Any:
-        """The values that `loss` and `report` need in this round, on the client's device; by
-        default the payload.
+        """Return the values that `loss` and `report` need in this round, on the client's device.
+
+        By default they are the payload.
         """
         return client.payload
 
     def loss(self, batch: Batch, local: Any) -> Tensor | None:
-        """A scalar term, added to the other parts' terms; None for no term."""
+        """Return a scalar term, which is added to the other parts' terms; None for no term."""
         return None
 
     def report(self, client: ClientView, local: Any, fit: Fit) -> tuple[Tree, Tree]:
-        """The client's summands, and its memory until it is sampled again (None: no memory).
+        """Return the client's summands, and its memory until it is sampled again.
 
-        Annotate `-> tuple[Tree, None]` where there never is a memory: then none is waited for.
+        The memory is None if there is none. If there never is one, annotate `-> tuple[Tree, None]`:
+        then the engine does not wait for it.
 
-        In a round in which no part has this hook or `local_names`, training would change nothing:
-        no client trains.
+        If no part of a round has this hook or `local_names`, training would change nothing, so no
+        client trains.
         """
         return None, None
 
     def update(self, state: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        """The new state, and the step towards the new weights; `total` is the sum of the cohort's
-        summands.
+        """Return the new state, and the step towards the new weights.
 
-        It may train, on `step.server.samples()`. The server's generators are seeded by the round.
+        `total` is the sum of the summands of the round's clients. `update` may train on
+        `step.server.samples()`. The server's generators are seeded by the round.
         """
         return state, step
 
 
 def refuse_earlier_names(cls: type[Part]) -> None:
-    """Refuse what a part declared in earlier versions and requires in `check` now."""
+    """Raise `InputError` for a class variable of earlier versions, which `check` replaces now."""
     for name, call in EARLIER.items():
         if name in vars(cls):
             raise InputError(
@@ -163,52 +165,66 @@ def refuse_earlier_names(cls: type[Part]) -> None:
 
 
 def refuse_misspelt_hooks(cls: type[Part]) -> None:
-    """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never
-    be called.
+    """Raise `InputError` for a method whose name and parameters are nearly those of a hook.
+
+    It would never be called. A hook must also take the parameters with which it is called.
     """
     for name, method in vars(cls).items():
-        near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
-        if not near or name.startswith("_") or not inspect.isfunction(method):
+        matches = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        if not matches or name.startswith("_") or not inspect.isfunction(method):
             continue
-        taken = [*inspect.signature(method).parameters]
-        takes = [*inspect.signature(getattr(Part, near[0])).parameters]
+        hook = matches[0]
+        parameters = list(inspect.signature(method).parameters)
+        hook_parameters = list(inspect.signature(getattr(Part, hook)).parameters)
         if name in HOOKS:
-            refuse_other_parameters(cls, method, takes)
-        elif len(taken) == len(takes) and taken[1] == takes[1]:
+            refuse_other_parameters(cls, method, hook_parameters)
+        elif len(parameters) == len(hook_parameters) and parameters[1] == hook_parameters[1]:
             raise InputError(
-                f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _"
+                f"{cls.__name__}.{name} is no hook; did you mean '{hook}'? Else begin it with _"
             )
 
 
 def refuse_other_parameters(
-    cls: type[Part], hook: Callable[..., Any], takes: Sequence[str]
+    cls: type[Part], hook: Callable[..., Any], parameters: Sequence[str]
 ) -> None:
-    """Refuse a hook that cannot be called as it will be: else only a client's training would show
-    it.
+    """Raise `InputError` for a hook that cannot be called with these parameters.
+
+    Without this check, the error would appear only in a client's training.
     """
     try:
-        inspect.signature(hook).bind(*takes)
+        inspect.signature(hook).bind(*parameters)
     except TypeError as error:
         raise InputError(
-            f"{cls.__name__}.{hook.__name__} has to take ({', '.join(takes)}): {error}"
+            f"{cls.__name__}.{hook.__name__} has to take ({', '.join(parameters)}): {error}"
         ) from None
 
 
 def name_of(cls: type) -> str:
-    """A class's name as job files write it: server_momentum for ServerMomentum."""
+    """Return a class's name as job files write it.
+
+    >>> from rayfed.methods import ServerMomentum
+    >>> name_of(ServerMomentum)
+    'server_momentum'
+    """
     return snake_case(cls.__name__)
 
 
 def names_of_terms(parts: Sequence[Part]) -> dict[str, str]:
-    """By slot, the name of a part's term of the loss: the slot, or in a common slot the class, if
-    no other has it.
+    """Return, by slot, the name of a part's term of the loss.
+
+    The name is the slot. In the slots `supervise` and `average` it is the class, unless another
+    part has this name.
     """
-    names = {part.slot: name_of(type(part)) if part.slot in ROLES else part.slot for part in parts}
-    return names if len({*names.values()}) == len(names) else {slot: slot for slot in names}
+    names: dict[str, str] = {}
+    for part in parts:
+        names[part.slot] = name_of(type(part)) if part.slot in ROLES else part.slot
+    if len(set(names.values())) < len(names):
+        return {slot: slot for slot in names}
+    return names
 
 
 def defines(part: Part, hook: str) -> bool:
-    """Whether a part has a hook of its own; the engine skips the others."""
+    """Say whether a part defines a hook; the engine skips the others."""
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
@@ -223,9 +239,9 @@ Method = Parts | Switch
 
 
 def switch(before: Method, after: Method, at: int) -> Switch:
-    """`before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8).
+    """Return a method that is `before` in rounds 1 to `at - 1`, and `after` from round `at` on.
 
-    Raises `InputError` where the rounds do not grow from 2 on.
+    FedLMD, Fig. 8. Raise `InputError` if `at` is less than 2, or not less than the next change.
 
     >>> from rayfed.methods import fedlmd, fedlmd_tf
     >>> method = switch(fedlmd_tf(), fedlmd(), at=51)
@@ -234,7 +250,7 @@ def switch(before: Method, after: Method, at: int) -> Switch:
     """
     if at < 2:
         raise InputError(f"switch: at = {at}: a method can change at round 2 or later")
-    earlier = [(first, parts) for first, parts in stages(before) if first < at]
+    earlier = [(first_round, parts) for first_round, parts in stages(before) if first_round < at]
     (_, changed), *later = stages(after)
     if later and later[0][0] <= at:
         raise InputError(
@@ -244,57 +260,61 @@ def switch(before: Method, after: Method, at: int) -> Switch:
 
 
 def stages(method: Method) -> tuple[tuple[int, Parts], ...]:
-    """The parts that a method has in turn, those in force together in one tuple, each with their
-    first round.
-    """
+    """Return the stages of a method: the first round of each, and its parts."""
     return method.stages if isinstance(method, Switch) else ((1, method),)
 
 
 def in_turn(method: Method) -> tuple[Parts, ...]:
-    """The parts of each stage."""
+    """Return the parts of each stage."""
     return tuple(parts for _, parts in stages(method))
 
 
 def parts_at(method: Method, round: int) -> Parts:
-    """The parts in force in a round."""
-    return [parts for first, parts in stages(method) if first <= round][-1]
+    """Return the parts that act in a round."""
+    return [parts for first_round, parts in stages(method) if first_round <= round][-1]
 
 
 def all_parts(method: Method) -> Parts:
-    """Every part that a method has in any round."""
-    return sum(in_turn(method), ())
+    """Return every part that a method has in any round."""
+    collected: list[Part] = []
+    for parts in in_turn(method):
+        collected.extend(parts)
+    return tuple(collected)
 
 
 def trains(parts: Parts) -> bool:
-    """Whether clients train in a round with these parts: one reports on it, or leaves entries at
-    the clients.
+    """Say whether clients train in a round with these parts.
+
+    They train if a part has `report` or `local_names`.
     """
-    return any(defines(part, hook) for part in parts for hook in ("report", "local_names"))
+    return any(defines(part, "report") or defines(part, "local_names") for part in parts)
 
 
 @functools.cache
 def gives_memory(report: Callable[..., Any]) -> bool:
-    """Whether a part's `report` may give a memory: not where it is annotated as `-> tuple[Tree,
-    None]`.
+    """Say whether a part's `report` may return a memory.
+
+    It cannot if it is annotated as `-> tuple[Tree, None]`.
     """
     try:
         returned = get_args(get_type_hints(report).get("return"))
     except NameError:
-        # A name that is imported for type checkers only.
+        # The annotation has a name that is imported for type checkers only.
         return True
     return report is not Part.report and returned[1:] not in ((None,), (type(None),))
 
 
 def remembers(parts: Parts) -> bool:
-    """Whether clients may have a memory after a round with these parts; entries that stay there are
-    one.
+    """Say whether clients may have a memory after a round with these parts.
+
+    Entries that stay at the clients are a memory too.
     """
     return any(defines(part, "local_names") or gives_memory(type(part).report) for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A part in force, its first round in force without a break, and its state."""
+    """A part that acts, the first round in which it acts without a break, and its state."""
 
     part: Part
     since: int

@@ -1,4 +1,4 @@
-"""What a part may require of a run: for its `check`, which is called before anything is started."""
+"""Functions for a part's `check`, with which it requires something of a run before it starts."""
 
 import logging
 

@@ -1,5 +1,4 @@
-"""The views that a part's hooks are given: the round as a client or the server sees it, a batch, a
-finished training.
+"""The views that a part's hooks receive: of the server, a client, a batch and a finished training.
 
 Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
 """
@@ -31,12 +30,13 @@ from rayfed.tensors.weights import (
 class Outputs:
     """A model's outputs on a batch."""
 
-    features: Tensor | None  # (B, D), None where the model has none
+    # (B, D); None where the model has no features.
+    features: Tensor | None
     logits: Tensor  # (B, C)
 
     @property
     def of_features(self) -> Tensor:
-        """The features, (B, D), for parts that have checked that there are any."""
+        """The features, (B, D), for parts whose `check` requires a model that has them."""
         assert self.features is not None, (
             "the model gives no features; a part that needs them says so in `check`"
         )
@@ -44,10 +44,10 @@ class Outputs:
 
 
 def run_model(model: nn.Module, images: Tensor) -> Outputs:
-    """A forward pass, (B, c, h, w) to features and logits.
+    """Run a forward pass, from images (B, c, h, w) to features and logits.
 
-    Raises `BrokenContract` where the model writes to the images: others see them too, such as a
-    teacher.
+    Raise `BrokenContract` if the model writes to the images: other models see them too, for example
+    a teacher.
     """
     before = _writes(images)
     features, logits = features_and_logits(model, images)
@@ -60,19 +60,20 @@ def run_model(model: nn.Module, images: Tensor) -> Outputs:
 
 
 def _writes(images: Tensor) -> int:
-    """How often a tensor was written to, as torch counts it; inference tensors are not counted."""
+    """Return how often torch has counted a write to a tensor; inference tensors are not counted."""
     return 0 if images.is_inference() else images._version
 
 
 def run_on_copy(model: nn.Module, images: Tensor) -> Outputs:
-    """A forward pass of a model that writes to its input: it gets a copy."""
+    """Run a forward pass of a model that writes to its input: it gets a copy."""
     features, logits = features_and_logits(model, images, copied=True)
     return Outputs(features, logits)
 
 
 def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
-    """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are
-    float32.
+    """Run a forward pass in bfloat16, for the operations that torch's autocast casts to it.
+
+    The outputs are float32.
     """
     with torch.autocast(images.device.type, torch.bfloat16):
         outputs = run_model(model, images)
@@ -80,26 +81,26 @@ def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
 
 
 def run_on_copy_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
-    """The same of a model that writes to its input: it gets a copy."""
+    """Run a forward pass as `run_in_bf16` of a model that writes to its input: it gets a copy."""
     with torch.autocast(images.device.type, torch.bfloat16):
         outputs = run_on_copy(model, images)
     return _in_float32(outputs)
 
 
 def _in_float32(outputs: Outputs) -> Outputs:
-    return Outputs(
-        None if outputs.features is None else outputs.features.float(), outputs.logits.float()
-    )
+    """Return the outputs as float32."""
+    features = None if outputs.features is None else outputs.features.float()
+    return Outputs(features, outputs.logits.float())
 
 
 Run = Callable[[nn.Module, Tensor], Outputs]
-# By `train.precision`.
+# The function that runs a model, by `train.precision`.
 RUNS: dict[str, Run] = {
     "float32": run_model,
     "bf16": run_in_bf16,
     "tf32": run_model,
 }
-# Of models that write to their input.
+# The same for models that write to their input.
 RUNS_ON_COPIES: dict[str, Run] = {
     "float32": run_on_copy,
     "bf16": run_on_copy_in_bf16,
@@ -108,37 +109,40 @@ RUNS_ON_COPIES: dict[str, Run] = {
 
 
 class Frozen:
-    """Copies of the model with other weights, in eval mode and without gradients; one copy per
-    weights.
+    """Copies of the model with other weights, in eval mode and without gradients.
 
-    Entries that stay at a client, `own`, are in each copy the client's, whatever the weights say.
+    There is one copy per weights. Entries that stay at a client (`local`) are the client's in each
+    copy, whatever the weights say.
     """
 
-    def __init__(self, model: nn.Module, own: Weights | None = None) -> None:
-        self._model, self._own = model, own or {}
-        self._made: dict[int, tuple[Weights, nn.Module]] = {}
+    def __init__(self, model: nn.Module, local: Weights | None = None) -> None:
+        self._model, self._local = model, local or {}
+        # By the id of weights, these weights and the copy with them.
+        self._copies: dict[int, tuple[Weights, nn.Module]] = {}
 
     def __call__(self, weights: Weights) -> nn.Module:
-        # The copy keeps the weights alive, so that no other weights get their id.
-        if id(weights) not in self._made:
-            model = in_evaluation(with_weights(self._model, {**weights, **self._own}))
+        """Return the copy with these weights."""
+        # The weights are kept with the copy, so that no other weights get their id.
+        if id(weights) not in self._copies:
+            model = in_evaluation(with_weights(self._model, {**weights, **self._local}))
             model.requires_grad_(False)
-            self._made[id(weights)] = weights, model
-        return self._made[id(weights)][1]
+            self._copies[id(weights)] = weights, model
+        return self._copies[id(weights)][1]
 
     def keep_only(self, weights: Weights) -> Frozen:
-        """Drop the copies of all other weights; gives itself."""
-        self._made = {key: made for key, made in self._made.items() if key == id(weights)}
+        """Drop the copies of all other weights, and return this object."""
+        self._copies = {key: pair for key, pair in self._copies.items() if key == id(weights)}
         return self
 
     def __contains__(self, model: nn.Module) -> bool:
-        """Whether a model is one of these copies."""
-        return any(model is made for _, made in self._made.values())
+        """Say whether a model is one of these copies."""
+        return any(model is copy for _, copy in self._copies.values())
 
 
 class Known:
-    """The outputs of frozen models on all samples of a client: each model runs once, when it is
-    first asked for.
+    """The outputs of frozen models on all samples of a client.
+
+    Each model runs once, when its outputs are first needed.
     """
 
     def __init__(self, client: View) -> None:
@@ -146,35 +150,40 @@ class Known:
         self._outputs: dict[nn.Module, Outputs] = {}
 
     def __call__(self, rows: Tensor, model: nn.Module) -> Outputs | None:
-        """The outputs on some samples; None of a model that a part made itself, which may change."""
+        """Return the outputs on some samples.
+
+        It is None for a model that a part made itself, because such a model may change.
+        """
         if model not in self._client.frozen:
             return None
         if model not in self._outputs:
             self._outputs[model], _ = self._client.all_outputs(model)
         outputs = self._outputs[model]
-        return Outputs(
-            None if outputs.features is None else outputs.features[rows], outputs.logits[rows]
-        )
+        features = None if outputs.features is None else outputs.features[rows]
+        return Outputs(features, outputs.logits[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The round as a hook sees it, on the server or on a client. Do not write to anything in it."""
+    """The round as a hook sees it, on the server or on a client.
 
-    # 1 is the first.
+    Do not write to anything in it.
+    """
+
+    # The number of the round; 1 is the first.
     round: int
-    # The round's global model; at a client with entries of its own, with these.
+    # The round's global model. Entries that stay at a client are the client's.
     weights: Weights
     num_classes: int
-    # Of the population: all clients but those that are held out.
+    # The size of the population: all clients except those that are held out.
     num_clients: int
-    # Images per client, over the population.
+    # Images per client, on average over the population.
     mean_examples: float
-    # Called with weights: a model with them, in eval mode, that takes no gradient.
+    # `frozen(weights)` is a model with these weights, in eval mode, that takes no gradient.
     frozen: Frozen
     # A forward pass, in the job's precision.
     run: Run
-    # un-augmented batches of a size, always in the same order.
+    # `samples(size)` yields un-augmented batches of this size, always in the same order.
     samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]
 
     @property
@@ -183,19 +192,24 @@ class View:
         return self.frozen(self.weights)
 
     def outputs(self, model: nn.Module) -> Iterator[tuple[Outputs, Tensor]]:
-        """A frozen model's outputs on all `samples`, with their labels, batch by batch."""
+        """Yield a frozen model's outputs on all `samples`, with their labels, batch by batch."""
         with torch.no_grad():
             for images, labels in self.samples():
                 yield self.run(model, images), labels
 
     def all_outputs(self, model: nn.Module) -> tuple[Outputs, Tensor]:
-        """The same on all `samples` at once: of N samples, features (N, D), logits (N, C) and
-        labels (N,).
+        """Return a frozen model's outputs on all N `samples`, and the labels (N,).
+
+        Features are (N, D), logits (N, C).
         """
-        outputs, labels = zip(*self.outputs(model), strict=True)
-        features = [each.features for each in outputs if each.features is not None]
-        logits = torch.cat([each.logits for each in outputs])
-        return Outputs(torch.cat(features) if features else None, logits), torch.cat(labels)
+        features, logits, labels = [], [], []
+        for outputs, batch_labels in self.outputs(model):
+            if outputs.features is not None:
+                features.append(outputs.features)
+            logits.append(outputs.logits)
+            labels.append(batch_labels)
+        joined = Outputs(torch.cat(features) if features else None, torch.cat(logits))
+        return joined, torch.cat(labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,45 +222,60 @@ class ServerView(View):
 
 @dataclass(frozen=True, eq=False)
 class ClientView(View):
-    """The view of a client's hooks. `samples` are the client's own."""
+    """The view of a client's hooks.
+
+    `samples` are the client's own. All tensors are on the client's device.
+    """
 
     id: int
     num_examples: int
-    label_counts: Tensor  # (C,) int64, on the client's device, as all tensors here
-    # Of this round.
+    # The client's number of samples of each class, int64 (C,).
+    label_counts: Tensor
+    # The learning rate of this round.
     lr: float
     momentum: float
     batch_size: int
-    # That it will take in this round.
+    # The number of SGD steps that the client will take in this round.
     steps: int
-    # Of parameters: a function that does a step on a loss.
+    # `stepper(parameters)` is a function that takes a step of the job's optimizer on a loss.
     stepper: Callable[[Weights], Callable[[Tensor], None]]
     # The names of `batch.parameters`.
     trained: tuple[str, ...]
-    # The server's, for a part that defines `survey`.
+    # The server's state of a part that defines `survey`.
     state: Tree = None
-    # From this part's `tell`.
+    # The payload from this part's `tell`.
     payload: Tree = None
-    # From this part's last `report` on this client; None the first time.
+    # The memory from this part's last `report` on this client; None the first time.
     memory: Tree = None
-    # The first round in which this part acts, of a method that changes in time.
+    # The first round in which this part acts, if the method changes in time.
     since: int = 1
 
     def flat(self, weights: Weights) -> Tensor:
-        """The trained parameters among some weights as one vector, (P,), in the order of
-        `batch.flat`.
+        """Return the trained parameters among some weights as one vector, (P,).
+
+        They are in the order of `batch.flat`.
         """
         return flat({name: weights[name] for name in self.trained})
 
-    def for_part(self, slot: str, since: dict[str, int], *by_slot: dict[str, Tree]) -> ClientView:
-        """The view that the part in `slot` gets of what all slots have: the state, the payload and
-        the memory.
-        """
-        state, payload, memory = (of.get(slot) for of in by_slot)
-        return replace(self, since=since[slot], state=state, payload=payload, memory=memory)
+    def for_part(
+        self,
+        slot: str,
+        since: dict[str, int],
+        states: dict[str, Tree],
+        payloads: dict[str, Tree],
+        memories: dict[str, Tree],
+    ) -> ClientView:
+        """Return the view of the part in `slot`; the dicts hold the values of all slots."""
+        return replace(
+            self,
+            since=since[slot],
+            state=states.get(slot),
+            payload=payloads.get(slot),
+            memory=memories.get(slot),
+        )
 
 
-# Beginnings of the names of terms and measures.
+# The names of terms and measures begin with these words.
 RESERVED = ("loss.", "local.", "drift.")
 
 
@@ -264,7 +293,10 @@ class Notes:
         self._values: dict[str, list[Tensor]] = {}
 
     def __call__(self, name: str, value: Tensor | float) -> None:
-        """Raises TypeError for a name or a value that cannot be recorded."""
+        """Record a number under a name.
+
+        Raise TypeError for a name or a value that cannot be recorded.
+        """
         if (
             not isinstance(name, str)
             or not name.isprintable()
@@ -275,113 +307,110 @@ class Notes:
                 f"batch.note({told(name)}, ...): a name has 1 to 100 printable characters that do "
                 f"not begin with {', '.join(RESERVED)}, which are rayfed's own"
             )
-        if not isinstance(value, Tensor | Real) or (
-            isinstance(value, Tensor) and (value.ndim or value.is_complex())
-        ):
-            kind = (
-                f"a tensor ({value.dtype}, {tuple(value.shape)})"
-                if isinstance(value, Tensor)
-                else told(value)
-            )
+        if isinstance(value, Tensor):
+            is_number = value.ndim == 0 and not value.is_complex()
+            kind = f"a tensor ({value.dtype}, {tuple(value.shape)})"
+        else:
+            is_number = isinstance(value, Real)
+            kind = "" if is_number else told(value)
+        if not is_number:
             raise TypeError(
                 f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the "
                 "batch"
             )
         self.add(name, value)
 
-    def add(self, name: str, value: Tensor | Real) -> None:
-        """A number of any name, such as a part's term of the loss."""
-        number = (
-            value.detach()
-            if isinstance(value, Tensor)
-            else torch.tensor(float(value), dtype=torch.float64)
-        )
-        # Its owner may change it.
+    def add(self, name: str, value: Tensor | float) -> None:
+        """Record a number under any name, for example a part's term of the loss."""
+        if isinstance(value, Tensor):
+            number = value.detach()
+        else:
+            number = torch.tensor(float(value), dtype=torch.float64)
+        # The copy is needed because the caller may change the tensor later.
         self._values.setdefault(name, []).append(number.to(torch.float64, copy=True))
 
     def not_finite(self, batches: int) -> list[str]:
-        """The names of which one of the first numbers, of so many batches, is NaN or infinite."""
-        return [
-            name
-            for name, numbers in self._values.items()
-            if not torch.stack(numbers[:batches]).isfinite().all()
-        ]
+        """Return the names that have a NaN or an infinity in the first `batches` batches."""
+        names = []
+        for name, numbers in self._values.items():
+            if not torch.stack(numbers[:batches]).isfinite().all():
+                names.append(name)
+        return names
 
     def means(self) -> dict[str, float]:
-        """Of each name, over the batches that noted it.
+        """Return the mean of each name over the batches that noted it.
 
-        To be read at the end: each read waits for the GPU.
+        Call it once, at the end: each read waits for the GPU.
         """
-        return {
-            name: float(
-                torch.stack(
-                    [value.to(values[-1].device, non_blocking=True) for value in values]
-                ).mean()
-            )
-            for name, values in self._values.items()
-        }
+        means: dict[str, float] = {}
+        for name, values in self._values.items():
+            device = values[-1].device
+            together = torch.stack([value.to(device, non_blocking=True) for value in values])
+            means[name] = float(together.mean())
+        return means
 
 
 @dataclass(eq=False)
 class Batch:
-    """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
+    """One batch in training.
 
-    images: (
-        Tensor  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
-    )
+    It is lazy: a model runs on it only when a part asks for its outputs, and at most once.
+    """
+
+    # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D).
+    images: Tensor
     labels: Tensor  # (B,)
-    # In training.
+    # The model in training.
     model: nn.Module
-    # Of this model, live, less those that stay at the client.
+    # The parameters of this model that train, without those that stay at the client.
     parameters: Weights
     _client: ClientView
-    _known: Callable[[nn.Module], Outputs | None] | None = (
-        # A frozen model's outputs on it, where they are known.
-        None
-    )
+    # Returns a frozen model's outputs on this batch, or None where they are not known.
+    _known: Callable[[nn.Module], Outputs | None] | None = None
     note: Notes = field(default_factory=Notes)
     _frozen: dict[nn.Module, Outputs] = field(init=False, default_factory=dict)
 
     @cached_property
     def _outputs(self) -> Outputs:
+        """The outputs of the model in training."""
         return self.run(self.model, self.images)
 
     def run(self, model: nn.Module, images: Tensor) -> Outputs:
-        """A forward pass, in the job's precision."""
+        """Run a forward pass, in the job's precision."""
         return self._client.run(model, images)
 
     @property
     def label_counts(self) -> Tensor:
-        """(C,) int64: how many samples of each class the client has, not the batch."""
+        """The number of samples of each class that the client (not the batch) has, int64 (C,)."""
         return self._client.label_counts
 
     @property
     def flat(self) -> Tensor:
-        """The parameters as one vector, (P,): a term of it takes as few operations as one of a
-        single parameter.
+        """The parameters as one vector, (P,).
 
-        Made anew for each use, so that each use has a gradient of its own, and they are added in
-        the order of the uses.
+        A term of this vector takes as few operations as a term of a single parameter. The vector is
+        made anew for each use. So each use has a gradient of its own, and these are added in the
+        order of the uses.
         """
         return flat(self.parameters)
 
     @property
     def logits(self) -> Tensor:
-        """(B, C), of the model in training."""
+        """The logits (B, C) of the model in training."""
         return self._outputs.logits
 
     @property
     def features(self) -> Tensor:
-        """(B, D), penultimate, of the model in training."""
+        """The penultimate features (B, D) of the model in training."""
         return self._outputs.of_features
 
     @property
     def teacher(self) -> Outputs:
-        """The round's global model on this batch."""
+        """The outputs of the round's global model on this batch."""
         return self.outputs_of(self._client.global_model)
 
     def outputs_of(self, model: nn.Module) -> Outputs:
-        """A frozen model on this batch."""
+        """Return a frozen model's outputs on this batch."""
         if model not in self._frozen:
             outputs = self._known and self._known(model)
             if outputs is None:
@@ -395,18 +424,19 @@ class Batch:
 class Fit:
     """The outcome of a client's local training."""
 
-    # As trained, in eval mode; its parameters take gradients.
+    # The trained model, in eval mode; its parameters take gradients.
     model: nn.Module
-    # Its state less what stays at the client, live: report it as it is, and do not write to it.
+    # The model's state without the entries that stay at the client. It shares the model's memory:
+    # report it as it is, and do not write to it.
     weights: Weights
-    # SGD steps taken.
+    # The number of SGD steps that were taken.
     steps: int
-    # Mean over the steps.
+    # The mean loss over the steps.
     loss: float
 
     @property
     def parameters(self) -> Weights:
-        """The trainable parameters among the weights, live, with gradients."""
+        """The model's trainable parameters among the weights; they take gradients."""
         return {name: p for name, p in parameters_of(self.model).items() if name in self.weights}
 
 
@@ -417,12 +447,12 @@ class Step:
     `proposed` is None until an average has made it.
     """
 
-    # As in `tell`: for an `update` that trains on the server.
+    # The view that `tell` had, for an `update` that trains on the server.
     server: ServerView
     proposed: Weights | None
-    # The parameters in `weights`; the others are buffers, or stay at the clients.
+    # The names of the parameters in `weights`; other entries are buffers, or stay at the clients.
     trainable: frozenset[str]
-    # To be evaluated in place of the new weights, which are sent.
+    # These weights are evaluated instead of the new weights, which are sent.
     shown: Weights | None = None
 
     @property
@@ -432,24 +462,28 @@ class Step:
 
     @property
     def averaged(self) -> Weights:
-        """The weights that the parts before have proposed."""
+        """The weights that earlier parts have proposed."""
         assert self.proposed is not None, "no part has averaged the clients yet"
         return self.proposed
 
     def parameters(self, weights: Weights) -> Weights:
-        """Only the parameters of some weights."""
+        """Return only the trainable parameters of some weights."""
         return {name: tensor for name, tensor in weights.items() if name in self.trainable}
 
     def towards(self, proposed: Weights) -> Step:
-        """The same step, to other weights, which are evaluated too."""
+        """Return a step to other weights, which are also evaluated."""
         return replace(self, proposed=proposed, shown=None)
 
     def showing(self, values: Weights) -> Step:
-        """The same step, after which these weights are evaluated; what they lack is as in the
-        proposed weights.
+        """Return the same step, but these weights are evaluated.
+
+        Entries that `values` lacks are the proposed ones.
         """
         return replace(self, shown={**self.averaged, **like(values, self.weights)})
 
     def changed(self, values: Weights) -> Step:
-        """The same step, with some entries of the proposed weights changed, in the model's dtypes."""
+        """Return a step with some entries of the proposed weights changed.
+
+        The values are converted to the model's dtypes.
+        """
         return self.towards({**self.averaged, **like(values, self.weights)})

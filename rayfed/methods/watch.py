@@ -1,5 +1,6 @@
-"""A part of the user's own must not write to what its hooks are given: other parts and later hooks
-get the same tensors.
+"""Checks that a user's part does not write to the tensors that its hooks receive.
+
+Other parts and later hooks get the same tensors.
 """
 
 from collections.abc import Iterator
@@ -17,21 +18,22 @@ from rayfed.tensors.trees import Tree, dotted, leaves
 def call(
     part: Part, hook: str, *arguments: Any, watch: bool, client: ClientView | None = None
 ) -> Any:
-    """What a hook gives.
+    """Call a hook, and return its result.
 
-    With `watch`, a part of the user's is refused if it has written to what it was given.
-
-    `client` is the view that an earlier hook was given, where this hook may have got tensors out of
-    it. Contents are compared, as `tensor.data` can be written to unseen. This copies all that the
-    hook is given.
+    With `watch`, raise `BrokenContract` if a user's part has written to a tensor that it received.
+    `client` is the view that an earlier hook received, if this hook may have tensors from it.
+    Contents are compared, because a write to `tensor.data` is not counted. This copies all tensors
+    that the hook receives.
     """
     function = getattr(part, hook)
     if not watch or not is_users(part):
         return function(*arguments)
-    given = dict(_given(arguments if client is None else (*arguments, client)))
-    before = {name: tensor.detach().clone() for name, tensor in given.items()}
+    tensors = dict(_tensors(*arguments))
+    if client is not None:
+        tensors.update(_of_client(client, "client"))
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     values = function(*arguments)
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if not _same(tensor.detach(), before[name]):
             raise BrokenContract(
                 f"{told(type(part))}.{hook} wrote to {name}, which other parts and later hooks get "
@@ -42,12 +44,12 @@ def call(
 
 
 def is_users(part: Part) -> bool:
-    """Whether a part is the user's, and not of this package."""
+    """Say whether a part is the user's, and not of this package."""
     return type(part).__module__.partition(".")[0] != "rayfed"
 
 
-def _given(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a hook is given and may only read, by the names that it has for them."""
+def _tensors(*arguments: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a hook may only read, by the names that the hook has for them."""
     for argument in arguments:
         if isinstance(argument, ClientView):
             yield from _of_client(argument, "client")
@@ -62,6 +64,7 @@ def _given(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_client(client: ClientView, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a client's view."""
     yield f"{name}.label_counts", client.label_counts
     yield from _of_tree(client.weights, f"{name}.weights")
     yield from _of_tree(client.state, f"{name}.state")
@@ -70,24 +73,27 @@ def _of_client(client: ClientView, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_batch(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a batch, and the outputs that parts have asked for until now."""
     yield "batch.images", batch.images
     yield "batch.labels", batch.labels
     yield "batch.label_counts", batch.label_counts
-    # Only where a part has asked for them before.
+    # The attribute `batch._outputs` would run the model now.
     outputs = batch.__dict__.get("_outputs")
     if outputs is not None:
         yield from _of_outputs(outputs, "batch")
-    for known in batch._frozen.values():
-        yield from _of_outputs(known, "batch.teacher")
+    for teacher_outputs in batch._frozen.values():
+        yield from _of_outputs(teacher_outputs, "batch.teacher")
 
 
 def _of_outputs(outputs: Outputs, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the logits, and the features if there are any."""
     yield f"{name}.logits", outputs.logits
     if outputs.features is not None:
         yield f"{name}.features", outputs.features
 
 
 def _of_tree(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a tree."""
     for path, leaf in leaves(tree):
         if isinstance(leaf, Tensor):
             keys = dotted(path) if path else ""
@@ -95,7 +101,7 @@ def _of_tree(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _same(tensor: Tensor, before: Tensor) -> bool:
-    """Whether a tensor has the values of before; a NaN is the same as a NaN."""
+    """Say whether a tensor has the same values as before; a NaN is the same as a NaN."""
     if tensor.shape != before.shape or tensor.dtype != before.dtype:
         return False
     equal = tensor == before
