@@ -1,4 +1,4 @@
-"""Parts that set the length of the server's step from what the clients' updates are like."""
+"""Parts that adapt the length of the server's step to the clients' updates."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -17,13 +17,14 @@ from rayfed.tensors.weights import Weights, add, combine, scale, squared_distanc
 
 @dataclass(frozen=True)
 class AdaptiveStep(Part):
-    """A step of Adam, Yogi or Adagrad along the clients' mean update.
+    """Takes a step of Adam, Yogi or Adagrad on the server, along the clients' mean update.
 
     Reddi et al. (ICLR 2021), algorithm 2.
 
     `m <- beta1 m + (1 - beta1) d` with `d = w_avg - w`, and `w <- w + lr m / (sqrt(v) + tau)`, on
-    parameters. `v` is of the squares of `d`, begins with `tau^2`, the least that the paper allows,
-    and is not corrected for that, nor is `m`. Buffers are the average's. `m` and `v` are float64.
+    parameters. `v` follows the squares of `d`. It begins with `tau^2`, the least that the paper
+    allows. Neither `m` nor `v` is corrected for its first value. Buffers are the average's. `m` and
+    `v` are float64.
     """
 
     changes_average: ClassVar[bool] = True
@@ -55,6 +56,7 @@ class AdaptiveStep(Part):
         return {"m": m, "v": v}, step.changed(moved)
 
     def _follow(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the next `v`, from the squares of the last update."""
         if self.rule == "adagrad":
             return v + square
         if self.rule == "yogi":
@@ -64,14 +66,14 @@ class AdaptiveStep(Part):
 
 @dataclass(frozen=True)
 class ExtrapolatedAverage(Part):
-    """A mean from which the server goes on, the further the less the clients agree.
+    """Extends the step to the clients' mean: the less the clients agree, the longer it is.
 
-    FedExP (Jhunjhunwala et al., 2023).
+    FedExP (Jhunjhunwala et al., ICLR 2023), eq. 5.
 
-    ICLR 2023, eq. 5: `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean
-    `||w_k - w||^2` over `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is.
-    Buffers are the average's. What is evaluated is the mean of the last two models, as in the
-    paper, since such steps oscillate.
+    `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean `||w_k - w||^2` over
+    `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is. Buffers are the
+    average's. The mean of the last two models is evaluated, as in the paper, because such steps
+    oscillate.
     """
 
     slot: ClassVar[str] = "average"
@@ -85,10 +87,8 @@ class ExtrapolatedAverage(Part):
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         summand, _ = Average(self.by).report(client, None, fit)
         trained = combine(lambda w: w.detach().double(), fit.parameters)
-        return {
-            **summand,
-            "squares": summand["weight"] * float(squared_distance(trained, client.weights)),
-        }, None
+        moved = float(squared_distance(trained, client.weights))
+        return {**summand, "squares": summand["weight"] * moved}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         _, step = Average(self.by).update(None, total, step)
@@ -97,6 +97,5 @@ class ExtrapolatedAverage(Part):
         length = float(squared_distance(update, zeros_like(update)))
         eta = max(1.0, total["squares"] / total["weight"] / 2 / (length + self.epsilon))
         after = add(before, update, alpha=eta)
-        return None, step.changed(after).showing(
-            combine(lambda w, last: (w + last) / 2, before, after)
-        )
+        middle = combine(lambda w, w_new: (w + w_new) / 2, before, after)
+        return None, step.changed(after).showing(middle)

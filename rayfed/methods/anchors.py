@@ -1,6 +1,4 @@
-"""Parts that act on the parameters themselves: they pull them to an anchor, or correct their
-gradients.
-"""
+"""Parts that pull the parameters to an anchor, or correct their gradients."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,7 +19,10 @@ from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract,
 
 @dataclass(frozen=True)
 class Proximal(Part):
-    """`mu / 2 ||w_local - w||^2` over the parameters. FedProx (Li et al., MLSys 2020), eq. 2."""
+    """Pulls a client's parameters to the round's global parameters.
+
+    FedProx (Li et al., MLSys 2020), eq. 2. The term is `mu / 2 ||w_local - w||^2`.
+    """
 
     mu: Annotated[float, Ge(0), "pull towards the round's global weights; 0 is FedAvg"] = 0.01
 
@@ -34,9 +35,9 @@ class Proximal(Part):
 
 @dataclass(frozen=True)
 class Curvature(Part):
-    """Elastic weight consolidation on the other clients' tasks.
+    """Pulls parameters that matter to other clients to these clients' values.
 
-    FedCurv (Shoham et al., 2019), eq. 4.
+    FedCurv (Shoham et al., 2019), eq. 4: elastic weight consolidation on the other clients' tasks.
 
     A client's share is the diagonal `u` of its Fisher information at its trained weights, from
     squared batch gradients, and `u w`. The server keeps the sums of all clients' latest shares; a
@@ -47,31 +48,32 @@ class Curvature(Part):
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
 
     def tell(self, sums: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
-        return sums, None if sums is None else {
-            key: combine(Tensor.float, sums[key]) for key in sums
-        }
+        if sums is None:
+            return None, None
+        return sums, {key: combine(Tensor.float, sums[key]) for key in sums}
 
     def begin(self, client: ClientView) -> tuple[Tensor, Tensor] | None:
-        others = client.payload
-        if others is None:
+        sums = client.payload
+        if sums is None:
             return None
         if client.memory is not None:
-            others = {key: subtract(others[key], client.memory[key]) for key in others}
-        return client.flat(others["u"]), 2 * client.flat(others["uw"])
+            sums = {key: subtract(sums[key], client.memory[key]) for key in sums}
+        return client.flat(sums["u"]), 2 * client.flat(sums["uw"])
 
-    def loss(self, batch: Batch, others: tuple[Tensor, Tensor] | None) -> Tensor | None:
-        """`strength * sum_j (w - w_j)^T diag(u_j) (w - w_j)`, less its constant."""
-        if others is None:
+    def loss(self, batch: Batch, local: tuple[Tensor, Tensor] | None) -> Tensor | None:
+        """Return `strength * sum_j (w - w_j)^T diag(u_j) (w - w_j)`, less its constant."""
+        if local is None:
             return None
-        (u, twice_uw), w = others, batch.flat
+        u, twice_uw = local
+        w = batch.flat
         return self.strength * torch.dot(u * w - twice_uw, w)
 
-    def report(self, client: ClientView, others: object, fit: Fit) -> tuple[Tree, Tree]:
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, Tree]:
         parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
-            # In float32 under any `train.precision`: squares of gradients span too many orders of
-            # magnitude. The batch is of this pass alone, so the model may write to it.
+            # The pass is in float32 under any `train.precision`, because squares of gradients span
+            # too many orders of magnitude. The model may write to a copy of the batch.
             _, logits = features_and_logits(fit.model, images, copied=True)
             loss = cross_entropy(logits, labels)
             gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
@@ -79,36 +81,40 @@ class Curvature(Part):
                 u[name] += gradient.square() * (len(labels) / client.num_examples)
         share = {"u": u, "uw": combine(lambda u, w: u * w.detach(), u, parameters)}
         before = client.memory
-        return (
-            share if before is None else {key: subtract(share[key], before[key]) for key in share}
-        ), share
+        if before is None:
+            return share, share
+        return {key: subtract(share[key], before[key]) for key in share}, share
 
     def update(self, sums: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        return (total if sums is None else {key: add(sums[key], total[key]) for key in sums}), step
+        if sums is None:
+            return total, step
+        return {key: add(sums[key], total[key]) for key in sums}, step
 
 
 def momentum_corrected_steps(steps: int, momentum: float) -> float:
-    """The number of plain SGD steps that equal `steps` steps with momentum: the sum of the weights
-    of all gradients.
+    """Return the number of plain SGD steps that equal `steps` steps with momentum.
 
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-    Optimization" (NeurIPS 2020).
+    It is the sum of the weights that all gradients have in the final weights. Wang et al.,
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS
+    2020).
 
-    >>> momentum_corrected_steps(3, 0.0), momentum_corrected_steps(2, 0.5)  # the first counts 1 + 0.5, the second 1
-    (3.0, 2.5)
+    >>> momentum_corrected_steps(3, 0.0)
+    3.0
+    >>> momentum_corrected_steps(2, 0.5)  # the first gradient counts 1 + 0.5, the second 1
+    2.5
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 @dataclass(frozen=True)
 class ControlVariates(Part):
-    """Gradients corrected by server's and client's control variates.
+    """Corrects a client's gradients by the control variates of the server and the client.
 
-    SCAFFOLD (Karimireddy et al., ICML 2020).
+    SCAFFOLD (Karimireddy et al., ICML 2020), algorithm 1, option II.
 
-    Algorithm 1, option II. The correction `c - c_i` is a linear term of the loss, so it passes
-    through SGD like any gradient; `K` is the number of steps as momentum counts them. `c` stays the
-    mean of all clients' `c_i`; it is kept in float64 for that.
+    The correction `c - c_i` is a linear term of the loss, so it passes through SGD like any
+    gradient; `K` is the number of steps as momentum counts them. `c` is the mean of all clients'
+    `c_i`, and is float64, so that it stays this mean.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -122,9 +128,9 @@ class ControlVariates(Part):
     def begin(self, client: ClientView) -> tuple[Weights, Tensor] | None:
         if client.payload is None:
             return None
-        correction = (
-            client.payload if client.memory is None else subtract(client.payload, client.memory)
-        )
+        correction = client.payload
+        if client.memory is not None:
+            correction = subtract(correction, client.memory)
         return correction, client.flat(correction)
 
     def loss(self, batch: Batch, local: tuple[Weights, Tensor] | None) -> Tensor | None:
@@ -133,30 +139,31 @@ class ControlVariates(Part):
     def report(
         self, client: ClientView, local: tuple[Weights, Tensor] | None, fit: Fit
     ) -> tuple[Weights, Weights]:
-        """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
+        """Return the change of `c_i`, and `c_i <- c_i - c + (w - w_local) / (K lr)`."""
         course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
         parameters = combine(Tensor.detach, fit.parameters)
-        own = combine(lambda local, w: (w - local) / course, parameters, client.weights)
+        c_i = combine(lambda local, w: (w - local) / course, parameters, client.weights)
         if local is not None:
-            own = subtract(own, local[0])
-        return (own if client.memory is None else subtract(own, client.memory)), own
+            c_i = subtract(c_i, local[0])
+        change = c_i if client.memory is None else subtract(c_i, client.memory)
+        return change, c_i
 
     def update(self, c: Weights | None, change: Weights, step: Step) -> tuple[Weights, Step]:
-        """`c <- c + sum(change) / N`, with N the whole population."""
+        """Return `c <- c + sum(change) / N`, with N the number of all clients."""
         change = scale(change, 1 / step.server.num_clients)
         return (change if c is None else add(c, change)), step
 
 
 @dataclass(frozen=True)
 class ClientMomentum(Part):
-    """`(1 - alpha)` times the server's last step, as a gradient, in each of a client's.
+    """Adds `(1 - alpha)` times the server's last step to a client's gradients.
 
     FedCM (Xu et al., 2021).
 
-    A client's direction is `alpha g + (1 - alpha) d`; the factor `alpha` of the cross-entropy is
-    that of its part. `d` is the server's last step over the cohort's mean `K lr`, `(w - w_new) / (K
-    lr)`, with `K` the SGD steps as momentum counts them. As a linear term of the loss it passes
-    through SGD like any gradient.
+    A client's direction is `alpha g + (1 - alpha) d`, where the part for the cross-entropy has the
+    factor `alpha`. `d` is the server's last step over the mean `K lr` of the round's clients,
+    `(w - w_new) / (K lr)`, with `K` the SGD steps as momentum counts them. As a linear term of the
+    loss it passes through SGD like any gradient.
     """
 
     alpha: Annotated[float, Gt(0), Le(1), "share of a client's own gradient; 1 is FedAvg"] = 0.1
@@ -176,13 +183,11 @@ class ClientMomentum(Part):
         return None if d is None else (1 - self.alpha) * torch.dot(batch.flat, d)
 
     def report(self, client: ClientView, d: object, fit: Fit) -> tuple[Tree, None]:
-        return {
-            "clients": 1,
-            "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum),
-        }, None
+        course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
+        return {"clients": 1, "course": course}, None
 
     def update(self, d: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
-        before, course = step.parameters(step.weights), total["course"] / total["clients"]
-        return like(
-            combine(lambda w, new: (w.double() - new) / course, before, step.averaged), before
-        ), step
+        before = step.parameters(step.weights)
+        course = total["course"] / total["clients"]
+        d = combine(lambda w, w_new: (w.double() - w_new) / course, before, step.averaged)
+        return like(d, before), step

@@ -1,13 +1,13 @@
-"""Parts with which the server itself trains, after the clients: on its own images, or on features
-that it draws.
+"""Parts with which the server trains after the clients, on images or on features that it draws.
 
 Both train in eval mode, so that BatchNorm keeps its averaged statistics, and with Adam, anew in
-each round. The server trains where the rounds are played: on the CPU, with the job's number of
-threads.
+each round. The server trains in the process that runs the rounds: on the CPU, with the job's number
+of threads.
 """
 
 import copy
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -29,20 +29,20 @@ from rayfed.tensors.trees import Tree, copied
 from rayfed.tensors.weights import Weights, parameters_of
 
 log = logging.getLogger(__name__)
-# Images per forward pass; a constant, since it can change the last bits.
+# The number of images per forward pass. It is a constant, because it can change the last bits.
 AT_ONCE = 250
 
 
 @dataclass(frozen=True)
 class EnsembleDistill(Part):
-    """The average distilled from the clients' mean logits on the server's images.
+    """Distils the clients' mean logits on the server's images into the average.
 
-    FedDF (Lin et al., NeurIPS 2020).
+    FedDF (Lin et al., NeurIPS 2020), algorithm 1, as in the authors' code.
 
-    Algorithm 1, as in the authors' code: plain mean of the logits, KL divergence, Adam, and the
-    student that was best on held-out images, by their labels, of those after each pass; the average
-    is the first. Each step is on a batch of the auxiliary set, which the clients get anew in each
-    round, to report their logits on it.
+    The logits have a plain mean, the loss is the KL divergence, and the optimizer is Adam. Each
+    step is on a batch of the auxiliary set. The clients receive this set in each round, and report
+    their logits on it. The student is measured before the first step and after each pass, on
+    held-out images with their labels. The best one is the new global model.
     """
 
     changes_average: ClassVar[bool] = True
@@ -60,40 +60,35 @@ class EnsembleDistill(Part):
 
     def report(self, client: ClientView, images: Tensor, fit: Fit) -> tuple[Tree, None]:
         with torch.no_grad():
-            logits = torch.cat(
-                [client.run(fit.model, some).logits for some in images.split(AT_ONCE)]
-            )
-        return {"clients": 1, "logits": logits}, None
+            logits = [client.run(fit.model, piece).logits for piece in images.split(AT_ONCE)]
+        return {"clients": 1, "logits": torch.cat(logits)}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         if not self.steps:
             return None, step
-        (images, labels), teacher = samples_of(step.server), total["logits"] / total["clients"]
+        images, labels = samples_of(step.server)
+        teacher = total["logits"] / total["clients"]
         model, run = trainable(step, step.averaged), step.server.run
         index = torch.arange(len(images))
-        # Evenly, as classes are in turn.
-        held = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()
-        to_train = index[~held]
-        accuracy, best = -1.0, trained(model, step)
+        # The held-out images are spread evenly, because the images are in the order of the classes.
+        held_out = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()
+        to_train = index[~held_out]
+        steps_per_pass = math.ceil(len(to_train) / self.batch_size)
+        best_accuracy, best = -1.0, trained(model, step)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.distill(
-                run(model, images[to_train[rows]]).logits, teacher[to_train[rows]], tau=self.tau
-            )
+            batch = to_train[rows]
+            return losses.distill(run(model, images[batch]).logits, teacher[batch], tau=self.tau)
 
-        def keep_best(taken: int) -> None:
-            nonlocal accuracy, best
-            if taken != self.steps and taken % -(-len(to_train) // self.batch_size):
+        def keep_best(steps: int) -> None:
+            nonlocal best_accuracy, best
+            if steps != self.steps and steps % steps_per_pass:
                 return
             with torch.no_grad():
-                right = (
-                    (run(model, images[held]).logits.argmax(dim=1) == labels[held])
-                    .double()
-                    .mean()
-                    .item()
-                )
-            if right > accuracy or not held.any():
-                accuracy, best = right, copied(trained(model, step))
+                predictions = run(model, images[held_out]).logits.argmax(dim=1)
+            accuracy = (predictions == labels[held_out]).double().mean().item()
+            if accuracy > best_accuracy or not held_out.any():
+                best_accuracy, best = accuracy, copied(trained(model, step))
 
         descend_on(self, step.server.round, parameters_of(model), loss, len(to_train), keep_best)
         return None, step.changed(best)
@@ -101,14 +96,15 @@ class EnsembleDistill(Part):
 
 @dataclass(frozen=True)
 class HeadCalibration(Part):
-    """A head trained anew on features that are drawn for each class.
+    """Trains the head on features that the server draws for each class.
 
     CCVR (Luo et al., NeurIPS 2021).
 
-    In place of an average, for the last round of a method that changes in time: no client trains in
-    it, and all other weights stay. Each class has a Gaussian, with the mean and the covariance of
-    the cohort's features under the round's global model, for whose sums a client sends C x D x D
-    doubles. A class that the cohort lacks is left out.
+    It takes the place of an average in the last round of a method that changes in time. No client
+    trains in this round, and all other weights stay. The features of a class are drawn from a
+    Gaussian. Its mean and covariance are those of the sampled clients' features under the round's
+    global model. For these a client sends C x D x D doubles. A class that the sampled clients lack
+    is left out.
     """
 
     slot: ClassVar[str] = "average"
@@ -126,28 +122,29 @@ class HeadCalibration(Part):
             )
 
     def survey(self, client: ClientView) -> Tree:
-        """By class: the number of the client's samples (C,), sums of features (C, D), of their
-        products (C, D, D).
+        """Return, by class, the client's number of samples, and sums over their features.
+
+        The numbers are (C,), the sums of the features (C, D), and those of their outer products
+        (C, D, D).
         """
         outputs, labels = client.all_outputs(client.global_model)
         features = outputs.of_features.double()
         sums = features.new_zeros(client.num_classes, features.shape[1])
-        # Large: gigabytes with 2048 features.
+        # These are gigabytes with 2048 features.
         products = features.new_zeros(*sums.shape, features.shape[1])
         for c in labels.unique().tolist():
-            own = features[labels == c]
-            sums[c] = own.sum(dim=0)
-            products[c] = own.T @ own
+            of_class = features[labels == c]
+            sums[c] = of_class.sum(dim=0)
+            products[c] = of_class.T @ of_class
         return {"counts": client.label_counts, "sums": sums, "products": products}
 
     def tell(self, state: None, server: ServerView, surveyed: Tree) -> tuple[Tree, None]:
-        # Until `update`.
+        # The sums are the state until `update`, which needs them.
         return surveyed, None
 
     def update(self, surveyed: Tree, total: None, step: Step) -> tuple[None, Step]:
         counts = surveyed["counts"]
-        # The classes of the cohort.
-        held = counts.nonzero().flatten()
+        present = counts.nonzero().flatten()
         absent = (counts == 0).nonzero().flatten().tolist()
         if absent:
             numbers = ", ".join(map(str, absent))
@@ -156,39 +153,37 @@ class HeadCalibration(Part):
                 step.server.round,
                 numbers,
             )
-        features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
-        # Among the classes held.
-        labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)
+        features = torch.cat([self._drawn(surveyed, c) for c in present.tolist()])
+        # A label is the position of its class among the classes that are present.
+        labels = torch.arange(len(present)).repeat_interleave(self.features_per_class)
         model = trainable(step, step.weights)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.cross_entropy(
-                model.get_submodule("head")(features[rows])[:, held], labels[rows]
-            )
+            logits = model.get_submodule("head")(features[rows])
+            return losses.cross_entropy(logits[:, present], labels[rows])
 
         descend_on(self, step.server.round, head_parameters(model), loss, len(features))
         return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
-        """Features of a class, (features_per_class, D).
+        """Draw features of a class, (features_per_class, D).
 
-        The root is symmetric: it alone does not depend on signs.
+        The root of the covariance is the symmetric one: only this root does not depend on the signs
+        of the eigenvectors.
         """
-        mean, covariance = gaussian(
-            surveyed["counts"][c].item(), surveyed["sums"][c], surveyed["products"][c]
-        )
+        count = surveyed["counts"][c].item()
+        mean, covariance = gaussian(count, surveyed["sums"][c], surveyed["products"][c])
         values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-        return (
-            mean + torch.randn(self.features_per_class, len(mean), dtype=torch.float64) @ root
-        ).float()
+        drawn = torch.randn(self.features_per_class, len(mean), dtype=torch.float64)
+        return (mean + drawn @ root).float()
 
 
 def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean (D,) and the covariance (D, D) of `n` features, from their sum and the sum of their
-    outer products.
+    """Return the mean (D,) and the covariance (D, D) of `n` features.
 
-    The covariance has the divisor `n - 1`; that of a single feature is 0.
+    `sums` (D,) is their sum, and `products` (D, D) the sum of their outer products. The covariance
+    has the divisor `n - 1`; for a single feature it is 0.
 
     >>> x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
     >>> gaussian(2, x.sum(dim=0), x.T @ x)
@@ -200,14 +195,15 @@ def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def samples_of(server: ServerView) -> tuple[Tensor, Tensor]:
-    """The auxiliary set: images (A, c, h, w) and labels (A,)."""
+    """Return the auxiliary set: images (A, c, h, w) and labels (A,)."""
     images, labels = zip(*server.samples(), strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
 def trainable(step: Step, weights: Weights) -> nn.Module:
-    """The model with these weights, in eval mode, for the server to train; what the job freezes
-    stays frozen.
+    """Return the model with these weights, in eval mode, for the server to train.
+
+    Parameters that the job freezes stay frozen.
     """
     model = copy.deepcopy(step.server.frozen(weights))
     for name, parameter in model.named_parameters():
@@ -216,7 +212,7 @@ def trainable(step: Step, weights: Weights) -> nn.Module:
 
 
 def trained(model: nn.Module, step: Step) -> Weights:
-    """The model's parameters that the weights have, without a gradient. Not BatchNorm's buffers."""
+    """Return the model's parameters, but no buffers, that are in the weights, without gradients."""
     parameters = dict(model.named_parameters())
     return {name: p.detach() for name, p in parameters.items() if name in step.weights}
 
@@ -227,20 +223,20 @@ def descend_on(
     parameters: Weights,
     loss: Callable[[Tensor], Tensor],
     count: int,
-    after: Callable[[int], object] = lambda taken: None,
+    after: Callable[[int], object] = lambda steps: None,
 ) -> None:
-    """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass
-    shuffles again.
+    """Take a part's `steps` steps with Adam, which change the parameters in place.
 
-    The part has `steps`, `lr` and `batch_size`. `after` is called with the number of steps that are
-    taken: 0 at first.
+    Each step is on the loss of a batch of the rows 0 to `count - 1`, which are shuffled for each
+    pass. The part also has `lr` and `batch_size`. `after` is called before the first step and after
+    each step, with the number of steps until then. Raise `Diverged` if a loss is not finite.
     """
     training = Training(
         optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size
     )
     step = stepper(parameters, training, round=1)
     after(0)
-    # Seeded by the round.
+    # The round has seeded the default generator.
     for index, rows in enumerate(batches(count, training, torch.default_generator)):
         value = loss(rows)
         if not torch.isfinite(value):

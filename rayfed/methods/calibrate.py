@@ -13,12 +13,12 @@ from rayfed.methods.views import Batch
 
 @dataclass(frozen=True)
 class CalibratedCrossEntropy(Part):
-    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit.
+    """Takes a margin of `tau * n_c^(-1/4)` from each logit before the cross-entropy.
 
     FedLC (Zhang et al., ICML 2022).
 
-    Our reading is in `rayfed.losses.calibrated_cross_entropy`. The default is its value in FedVLS's
-    Table 10.
+    `rayfed.losses.calibrated_cross_entropy` states how we read the paper. The default of `tau` is
+    FedLC's value in Table 10 of FedVLS.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -32,8 +32,9 @@ class CalibratedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class AdjustedCrossEntropy(Part):
-    """Cross-entropy with logits shifted by the log of each class's share (Menon et al., ICLR 2021);
-    in FedVLS.
+    """Shifts each logit by the log of its class's share before the cross-entropy.
+
+    Menon et al., ICLR 2021; used in FedVLS.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -44,9 +45,9 @@ class AdjustedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class LogitSuppression(Part):
-    """The logits of a class pushed down on samples of other classes.
+    """Pushes the logits of a class down on the samples of other classes.
 
-    FedVLS (Guo et al., AAAI 2025), as its code.
+    FedVLS (Guo et al., AAAI 2025), as in the authors' code.
     """
 
     strength: Annotated[float, Ge(0), "weight of the suppression of logits"] = 0.005

@@ -1,4 +1,4 @@
-"""Parts whose logits are cosines, so that no class has a longer row in the head than another."""
+"""Parts whose logits are cosines, so that no class has a longer row in the head than others."""
 
 import math
 from collections.abc import Callable
@@ -15,23 +15,24 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
 
-# Of cosines (B, C) and their factor: a loss.
+# A loss as a function of cosines (B, C) and their factor.
 Scaled = Callable[[Tensor, Tensor], Tensor]
 Scale = Annotated[float, Gt(0), "first factor of the cosines, which is learned then"]
 
 
 @dataclass(frozen=True, eq=False)
 class LocalScale:
-    """The factor of the cosines at a client, as it is trained."""
+    """The factor of the cosines in training at a client."""
 
-    # A scalar.
+    # A scalar tensor.
     value: Tensor
-    # On a loss: the job's optimizer.
+    # Takes a step of the job's optimizer on a loss.
     step: Callable[[Tensor], None]
 
     def learned(self, cosines: Tensor, loss: Scaled) -> Tensor:
-        """The loss of the cosines, as a term for the model; the factor takes its step on the same
-        loss.
+        """Return the loss of the cosines, as a term for the model.
+
+        The factor takes its own step on the same loss.
         """
         term = loss(cosines, self.value.detach().clone())
         self.step(loss(cosines.detach(), self.value))
@@ -39,9 +40,7 @@ class LocalScale:
 
 
 class LearnedScale:
-    """The hooks of a factor of cosines that clients learn beside the model, and the server averages
-    by samples.
-    """
+    """The hooks of a factor of cosines that clients learn, and the server averages by samples."""
 
     scale: float
 
@@ -52,26 +51,29 @@ class LearnedScale:
         return scale, scale
 
     def local_scale(self, client: ClientView) -> LocalScale:
+        """Return the factor for a client's training, with the value that the server has sent."""
         value = torch.tensor(client.payload, device=client.label_counts.device, requires_grad=True)
         return LocalScale(value, client.stepper({"scale": value}))
 
     def scale_of(self, client: ClientView, local: LocalScale) -> Tree:
-        """The summands of its average."""
+        """Return the summands of the factor's average."""
         return {"examples": client.num_examples, "scale": client.num_examples * local.value.item()}
 
     def averaged_scale(self, total: Tree) -> Tree:
+        """Return the factor's average by samples."""
         return total["scale"] / total["examples"]
 
 
 @dataclass(frozen=True)
 class SimplexHead(LearnedScale, Part):
-    """Cross-entropy of the cosines to a simplex's corners, shifted by class shares.
+    """Learns labels by cosines to the fixed corners of a simplex, shifted by class shares.
 
     FedETF (Li et al., ICCV 2023).
 
-    The head is the projection of the authors' code (ZexiLee/ICCV-2023-FedETF), linear, to as many
-    features as there are classes: so the corners may be those of `_to_corners`, and the model's
-    largest logit is its largest cosine. The factor is learned, as in that code.
+    The term is a cross-entropy. The head is the linear projection of the authors' code
+    (ZexiLee/ICCV-2023-FedETF), to as many features as there are classes. So the corners can be
+    those of `_to_corners`, and the model's largest logit is its largest cosine. The factor is
+    learned, as in that code.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -81,12 +83,11 @@ class SimplexHead(LearnedScale, Part):
         return self.local_scale(client)
 
     def loss(self, batch: Batch, scale: LocalScale) -> Tensor:
-        return scale.learned(
-            _to_corners(batch.logits),
-            lambda cosines, s: losses.adjusted_cross_entropy(
-                s * cosines, batch.labels, batch.label_counts
-            ),
-        )
+        def loss(cosines: Tensor, factor: Tensor) -> Tensor:
+            logits = factor * cosines
+            return losses.adjusted_cross_entropy(logits, batch.labels, batch.label_counts)
+
+        return scale.learned(_to_corners(batch.logits), loss)
 
     def report(self, client: ClientView, scale: LocalScale, fit: Fit) -> tuple[Tree, None]:
         return self.scale_of(client, scale), None
@@ -97,14 +98,15 @@ class SimplexHead(LearnedScale, Part):
 
 @dataclass(frozen=True)
 class ShareScaledSimplex(Part):
-    """Cross-entropy of the cosines to a simplex's corners, each times its class's share.
+    """Learns labels by cosines to the corners of a simplex, each times its class's share.
 
-    FedGELA (NeurIPS 2023).
+    FedGELA (Fan et al., NeurIPS 2023).
 
-    Fan et al. A client's corners are `C n_c / n` long, so that a class that it lacks has the logit
-    0: its room stays free. As in the authors' code (MediaBrain-SJTU/FedGELA), with features of
-    length 1 (its `l2`, where its default is BatchNorm), and with the head for its last projection.
-    The global model has corners of one length.
+    The term is a cross-entropy. A client's corners are `C n_c / n` long. So a class that the client
+    lacks has the logit 0, and its room stays free. It follows the authors' code
+    (MediaBrain-SJTU/FedGELA), with features of length 1 (the code's `l2`; its default is
+    BatchNorm), and with the head as the code's last projection. The global model has corners of one
+    length.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -118,8 +120,9 @@ class ShareScaledSimplex(Part):
 
 
 def _to_corners(logits: Tensor) -> Tensor:
-    """The cosines, (B, C), of logits to the corners of a simplex: the axes less their mean, scaled
-    to length 1.
+    """Return the cosines, (B, C), of logits to the corners of a simplex.
+
+    The corners are the axes less their mean, scaled to length 1.
 
     >>> _to_corners(torch.tensor([[3.0, 0.0]]))
     tensor([[ 0.7071, -0.7071]])

@@ -1,5 +1,6 @@
-"""A part that takes the number of samples that a model has learned a class from for how well it
-knows that class.
+"""Flashback's part: the more samples of a class a model has learned from, the more it is trusted.
+
+The trust is by class.
 """
 
 from dataclasses import dataclass
@@ -19,15 +20,15 @@ from rayfed.tensors.weights import parameters_of
 
 @dataclass(frozen=True)
 class CountedDistill(Part):
-    """Distillation at clients and server, each class weighed by label counts.
+    """Distils at the clients and at the server, with each class weighed by label counts.
 
     Flashback (Aljahdali et al., 2024).
 
     arXiv:2402.05558, from memory. At a client, the global model teaches class `c` with the weight
-    `v_c / (v_c + n_c)`. At the server the average learns the labels of the auxiliary set, and from
-    the clients' models and the last global model, whose softmaxes are weighed by `n_c` and by `v_c`
-    over the sum of all. `v` adds up the counts of the clients, a share `gamma` of a client's counts
-    each time that it trains, until all are in.
+    `v_c / (v_c + n_c)`. At the server, the average learns the labels of the auxiliary set. It also
+    learns from the clients' models and the last global model, whose softmaxes are weighed by `n_c`
+    and by `v_c` over the sum of all. `v` adds up the clients' counts: each time that a client
+    trains, a share `gamma` of its counts is added, until all its counts are in.
     """
 
     changes_average: ClassVar[bool] = True
@@ -53,14 +54,12 @@ class CountedDistill(Part):
         return losses.class_weighted_distill(batch.logits, batch.teacher.logits, class_weights)
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, float]:
-        known = client.memory or 0.0
-        added = min(self.gamma, 1 - known)
-        taught = client.label_counts * softmax(fit.model, client.run, client.payload["images"])
-        return {
-            "n": client.label_counts,
-            "added": added * client.label_counts,
-            "taught": taught,
-        }, known + added
+        known_share = client.memory or 0.0
+        added_share = min(self.gamma, 1 - known_share)
+        counts = client.label_counts
+        taught = counts * softmax(fit.model, client.run, client.payload["images"])
+        summand = {"n": counts, "added": added_share * counts, "taught": taught}
+        return summand, known_share + added_share
 
     def update(self, v: Tensor, total: Tree, step: Step) -> tuple[Tensor, Step]:
         after = v + total["added"]
@@ -69,9 +68,8 @@ class CountedDistill(Part):
         server, model = step.server, trainable(step, step.averaged)
         images, labels = samples_of(server)
         taught = total["taught"] + v * softmax(server.global_model, server.run, images)
-        target = (
-            taught / (total["n"] + v).clamp(min=1e-9)
-        ).float()  # (A, C): not of sum 1, as each class has its sum
+        # The rows do not sum to 1, because each class is divided by its own sum.
+        target = (taught / (total["n"] + v).clamp(min=1e-9)).float()  # (A, C)
 
         def loss(rows: Tensor) -> Tensor:
             logits = server.run(model, images[rows]).logits
@@ -83,8 +81,7 @@ class CountedDistill(Part):
 
 
 def softmax(model: torch.nn.Module, run: Run, images: Tensor) -> Tensor:
-    """A model's probabilities on images, (A, C), in float64."""
+    """Return a model's probabilities on images, (A, C), in float64."""
     with torch.no_grad():
-        return torch.cat(
-            [run(model, some).logits.double().softmax(dim=1) for some in images.split(AT_ONCE)]
-        )
+        logits = [run(model, piece).logits.double() for piece in images.split(AT_ONCE)]
+        return torch.cat([piece.softmax(dim=1) for piece in logits])

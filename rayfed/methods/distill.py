@@ -1,7 +1,7 @@
-"""Parts that keep the knowledge that a client has no data of: they stay near the logits of a
-teacher.
+"""Parts that hold a client's logits near a teacher's logits.
 
-The teacher is the round's global model, unless a part says otherwise.
+So a client keeps knowledge of which it has no data. The teacher is the round's global model, unless
+a part says otherwise.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ MASK = (
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local
-    objective.
+    """Distils the teacher's softmax over all classes, as a term of the local objective.
+
+    Knowledge distillation (Hinton et al., 2015).
     """
 
     beta: Beta = 1.0
@@ -48,12 +49,12 @@ class Distill(Part):
 
 @dataclass(frozen=True)
 class NotTrueDistill(Part):
-    """Distillation over the classes other than the label.
+    """Distils over the classes other than the label.
 
     FedNTD (Lee et al., NeurIPS 2022), eq. 10 and 11.
 
     `mix` blends it with plain distillation (eq. 17, 18), `form = "mse"` compares logits (appendix
-    L), `teacher = false` takes a uniform teacher over the not-true classes.
+    L), and `teacher = false` uses a uniform teacher over the not-true classes.
     """
 
     beta: Beta = 1.0
@@ -73,20 +74,20 @@ class NotTrueDistill(Part):
         else:
             term = losses.not_true_distill(batch.logits, teacher, batch.labels, tau=self.tau)
         if self.mix < 1:
-            term = self.mix * term + (1 - self.mix) * losses.distill(
-                batch.logits, teacher, tau=self.tau
-            )
+            term = self.mix * term
+            plain = losses.distill(batch.logits, teacher, tau=self.tau)
+            term = term + (1 - self.mix) * plain
         return self.beta * term
 
 
 @dataclass(frozen=True)
 class LabelMaskedDistill(Part):
-    """Distillation from a teacher masked on the client's majority classes.
+    """Distils a teacher whose softmax leaves out the client's majority classes.
 
     FedLMD (Lu et al., ACM MM 2023), eq. 3-6.
 
     `teacher = false` is FedLMD-Tf (eq. 7, 8): uniform over the classes that remain. The paper's
-    inequality for the majority is garbled; `rayfed.losses.majority_labels` states our reading.
+    inequality for the majority is garbled; `rayfed.losses.majority_labels` states how we read it.
     """
 
     beta: Beta = 1.0
@@ -105,9 +106,11 @@ class LabelMaskedDistill(Part):
 
 @dataclass(frozen=True)
 class VacantClassDistill(Part):
-    """Distillation over the classes that the client lacks. FedVLS (Guo et al., AAAI 2025).
+    """Distils over the classes that the client lacks.
 
-    A client that lacks fewer than two classes has no term: a softmax over a single class is
+    FedVLS (Guo et al., AAAI 2025).
+
+    A client that lacks fewer than two classes has no term, because a softmax over a single class is
     constant.
     """
 
@@ -124,13 +127,13 @@ class VacantClassDistill(Part):
 
 @dataclass(frozen=True)
 class SelectiveDistill(Part):
-    """Logits held to the teacher's where it is credible, by class and by sample.
+    """Holds logits near the teacher's where the teacher is credible, by class and by sample.
 
     FedSSD (He et al., 2022), eq. 2-6.
 
     The server measures the global model's confusion at the start of each round, on an auxiliary set
-    that is withdrawn from the clients. M weighs the squared gap. With `inside_norm = true` it is
-    squared too, as eq. 3 prints it, and at the paper's values the method is FedAvg: the term's
+    that is withdrawn from the clients. M weighs the squared gap. With `inside_norm = true` M is
+    squared too, as eq. 3 prints it. At the paper's values the method is then FedAvg: the term's
     gradient is some 1e-5 of the cross-entropy's.
     """
 
@@ -161,15 +164,14 @@ class SelectiveDistill(Part):
 
 @dataclass(frozen=True)
 class PrototypeSimilarityDistill(Part):
-    """Distillation from an averaged teacher, scaled by similarity to class prototypes.
+    """Distils an averaged teacher, scaled by the similarity of logits to class prototypes.
 
-    FedCSD (Yan et al., 2023).
+    FedCSD (Yan et al., 2023), eq. 6 to 15.
 
-    Equations 6 to 15. The teacher is a moving average of all global models, the initial model
-    included. Before training it is sent to the sampled clients, which return its logits summed by
-    class; the prototypes are the means. The defaults are for CIFAR-100 and FEMNIST;
-    Office-Caltech-10 and the code have `mu = 0.5, tau = 4`. Each ingredient can be turned off
-    (Tables III, IV).
+    The teacher is a moving average of all global models, the initial model included. Before
+    training it is sent to the sampled clients, which return its logits summed by class; the
+    prototypes are the means. The defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 and the
+    code have `mu = 0.5, tau = 4`. Each ingredient can be turned off (Tables III, IV).
 
     `released` follows the authors' code (IAMJackYan/FedCSD) where it differs: `(1 - mu) CE`, the KL
     divergence with a gradient through the similarity, the mask on the scaled logits, and each
@@ -200,15 +202,19 @@ class PrototypeSimilarityDistill(Part):
     @property
     def weight(self) -> float:
         """`mu`, or its default."""
-        return (0.5 if self.released else 0.001) if self.mu is None else self.mu
+        if self.mu is not None:
+            return self.mu
+        return 0.5 if self.released else 0.001
 
     @property
     def temperature(self) -> float:
         """`tau`, or its default."""
-        return (4.0 if self.released else 10.0) if self.tau is None else self.tau
+        if self.tau is not None:
+            return self.tau
+        return 4.0 if self.released else 10.0
 
     def init(self, weights: Weights) -> Weights | None:
-        # None: the teacher is the global model, which is sent anyway.
+        # Without a moving average the teacher is the global model, which is sent anyway.
         return weights if self.decay else None
 
     def survey(self, client: ClientView) -> Tree:
@@ -220,11 +226,10 @@ class PrototypeSimilarityDistill(Part):
         return teacher, None if surveyed is None else self._means(surveyed)
 
     def begin(self, client: ClientView) -> tuple[nn.Module, Tensor | None]:
+        prototypes = client.payload
         if self.similarity and self.released:
-            return self._teacher(client), self._means(self._sums(client)).to(
-                client.label_counts.device
-            )
-        return self._teacher(client), client.payload
+            prototypes = self._means(self._sums(client)).to(client.label_counts.device)
+        return self._teacher(client), prototypes
 
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
         model, prototypes = local
@@ -239,15 +244,15 @@ class PrototypeSimilarityDistill(Part):
             released=self.released,
         )
         if self.released:
-            # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE
-            # + mu L.
+            # The released code has (1 - mu) CE + mu L, and the slot `supervise` adds the complete
+            # CE. So mu CE is taken away here.
             return term - self.weight * losses.cross_entropy(batch.logits, batch.labels)
-        # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not
-        # noted.
-        batch.note("filtered", 1 - losses.trusted(teacher, batch.labels, self.mask).float().mean())
-        batch.note(
-            "teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean()
-        )
+        # Fig. 5 draws the ratio of these two. The released code's mask looks at other logits, so
+        # they are not noted for it.
+        trusted = losses.trusted(teacher, batch.labels, self.mask)
+        batch.note("filtered", 1 - trusted.float().mean())
+        right = losses.trusted(teacher, batch.labels, "forcible")
+        batch.note("teacher_wrong", 1 - right.float().mean())
         return term
 
     def update(
@@ -263,8 +268,9 @@ class PrototypeSimilarityDistill(Part):
         return like(average, teacher), step
 
     def _sums(self, client: ClientView) -> dict[str, Tensor]:
-        """The teacher's logits on the client's samples, summed by class (C, C), and the samples of
-        each class (C,).
+        """Sum the teacher's logits on the client's samples by class, (C, C).
+
+        The counts of the samples (C,) come with the sums.
         """
         sums = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64)
         for outputs, labels in client.outputs(self._teacher(client)):
@@ -273,18 +279,22 @@ class PrototypeSimilarityDistill(Part):
 
     @staticmethod
     def _means(summed: Tree) -> Tensor:
-        """The prototypes (C, C): a class without samples has a zero row."""
-        return (summed["sums"] / summed["counts"].cpu().clamp(min=1)[:, None]).float()
+        """Return the prototypes (C, C); a class without samples has a zero row."""
+        counts = summed["counts"].cpu().clamp(min=1)
+        return (summed["sums"] / counts[:, None]).float()
 
     def _teacher(self, client: ClientView) -> nn.Module:
+        """Return the moving average of the global models, or the global model without one."""
         return client.frozen(client.weights if client.state is None else client.state)
 
 
 @dataclass(frozen=True)
 class PastTeachersDistill(Part):
-    """Distillation from the mean of the last global models. FedGKD (Yao et al., 2021).
+    """Distils the mean of the last global models.
 
-    The first round has no teacher: the initial model is untrained.
+    FedGKD (Yao et al., 2021).
+
+    The first round has no teacher, because the initial model is untrained.
     """
 
     beta: Beta = 0.1
@@ -300,9 +310,11 @@ class PastTeachersDistill(Part):
         if server.round == 1:
             return past, None
         past = [*past, server.weights][-self.buffer :]
+        if len(past) == 1:
+            # This model is the round's global model, which is sent anyway.
+            return past, {"teacher": None}
         mean = combine(lambda *models: sum(model.double() for model in models) / len(models), *past)
-        # A single model is the round's own, which is sent anyway.
-        return past, {"teacher": like(mean, server.weights) if len(past) > 1 else None}
+        return past, {"teacher": like(mean, server.weights)}
 
     def begin(self, client: ClientView) -> nn.Module | None:
         if client.payload is None:
@@ -313,6 +325,5 @@ class PastTeachersDistill(Part):
     def loss(self, batch: Batch, teacher: nn.Module | None) -> Tensor | None:
         if teacher is None:
             return None
-        return self.beta * losses.distill(
-            batch.logits, batch.outputs_of(teacher).logits, tau=self.tau
-        )
+        teacher_logits = batch.outputs_of(teacher).logits
+        return self.beta * losses.distill(batch.logits, teacher_logits, tau=self.tau)

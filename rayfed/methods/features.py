@@ -1,6 +1,4 @@
-"""Parts that shape a batch's features or predictions: apart from each other, or near those of other
-models.
-"""
+"""Parts that push a batch's features or predictions apart, or pull them to another model's."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -19,14 +17,13 @@ from rayfed.tensors.weights import Weights
 
 @dataclass(frozen=True)
 class ModelContrast(Part):
-    """Features pulled towards the global model's, away from the client's last model's.
+    """Pulls features to those of the global model, away from those of the client's last model.
 
-    MOON (Li et al., CVPR 2021).
+    MOON (Li et al., CVPR 2021), eq. 3, on penultimate features.
 
-    Equation 3, on penultimate features; the projection head is an option of the model (`project`).
-    A client that has not trained before has no term, or is pushed away from the job's initial
-    model, as in FedNTD's code. Not from the round's global model: both cosines would be the same,
-    and the gradient 0.
+    The projection head is an option of the model (`project`). A client that has not trained before
+    has no term, or is pushed away from the job's initial model, as in FedNTD's code. It is not
+    pushed away from the round's global model: both cosines would be equal, and the gradient 0.
     """
 
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
@@ -65,12 +62,12 @@ class ModelContrast(Part):
 
 @dataclass(frozen=True)
 class Decorrelation(Part):
-    """Features kept from correlating with each other over a batch.
+    """Keeps features from correlating with each other over a batch.
 
     FedDecorr (Shi et al., ICLR 2023).
 
-    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is
-    62 times that of the paper's formula, and the default weight belongs to it.
+    The factor is that of the authors' code, `rayfed.losses.decorrelation`. With batches of 64 it is
+    62 times the factor of the paper's formula. The default weight belongs to the code's factor.
     """
 
     beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
@@ -84,12 +81,13 @@ class Decorrelation(Part):
 
 @dataclass(frozen=True)
 class ClassDecorrelation(Part):
-    """Features kept from correlating with each other within each class of a batch.
+    """Keeps features from correlating with each other within each class of a batch.
 
     FedMR (Fan et al., TMLR 2023).
 
-    The intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`.
-    The paper's loss between classes is not in that code, and not here.
+    It is the intra-class loss, with the factor of the authors' code:
+    `rayfed.losses.class_decorrelation`. The paper's loss between classes is neither in that code
+    nor here.
     """
 
     intra: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.01
@@ -103,13 +101,13 @@ class ClassDecorrelation(Part):
 
 @dataclass(frozen=True)
 class RelaxedContrast(Part):
-    """Features near those of their class, but not too near, and far from other classes.
+    """Pulls features to their class, but not too near, and pushes them away from other classes.
 
     FedRCL (Seo et al., CVPR 2024).
 
-    On penultimate features, and mined as in the authors' code: `rayfed.losses.relaxed_contrast`.
-    The code takes the mean of this term over the stages of a ResNet; here are the last one's
-    features alone.
+    It acts on penultimate features, with samples chosen as in the authors' code:
+    `rayfed.losses.relaxed_contrast`. The code takes the mean of this term over the stages of a
+    ResNet; here only the features of the last stage count.
     """
 
     weight: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 1.0
@@ -131,7 +129,7 @@ class RelaxedContrast(Part):
 
 @dataclass(frozen=True)
 class PredictionVariance(Part):
-    """Predictions that vary over a batch as those of sure, even classes would.
+    """Makes predictions vary over a batch as if each class were predicted equally often, for sure.
 
     In FedUV (Son et al., CVPR 2024).
     """
@@ -146,7 +144,7 @@ class PredictionVariance(Part):
 
 @dataclass(frozen=True)
 class FeatureUniformity(Part):
-    """Features pushed apart over a batch, whatever their labels.
+    """Pushes features apart over a batch, whatever their labels.
 
     In FedUV (Son et al., CVPR 2024).
     """

@@ -1,6 +1,4 @@
-"""A model of each client's own, or a head, which it trains beside the global model and keeps from
-round to round.
-"""
+"""Parts with which a client also trains a model or head of its own, and keeps it between rounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,9 +30,9 @@ from rayfed.tensors.weights import (
     zeros_like,
 )
 
-# In training, and its step on a loss: by the job's optimizer.
+# A head in training, and a function that takes a step of the job's optimizer on a loss.
 OwnHead = tuple[Weights, Callable[[Tensor], None]]
-# A client's own model before and after its training, where it keeps one.
+# A client's own model before and after its training; None if it has no own model.
 Models = tuple[Weights, Weights] | None
 
 
@@ -43,7 +41,7 @@ class Own:
     """A client's own model in training, and what its steps need."""
 
     model: nn.Module
-    # On a loss: the job's optimizer, with a momentum of its own.
+    # Takes a step of the job's optimizer on a loss, with its own momentum.
     step: Callable[[Tensor], None]
     # The global model's trainable parameters, (P,).
     anchor: Tensor
@@ -51,7 +49,7 @@ class Own:
 
 @dataclass(frozen=True)
 class OwnModel(Part):
-    """Each client also trains a model of its own, pulled to the global one.
+    """Lets each client also train a model of its own, which is pulled to the global model.
 
     Ditto (Li et al., ICML 2021), algorithm 1.
 
@@ -60,8 +58,8 @@ class OwnModel(Part):
     training stays as it is, bit for bit. A client's first `v` is the `w` of that round; its
     BatchNorm statistics are its own, and are not pulled.
 
-    Raises `Diverged` where the own model is no longer finite, which the loss of the global training
-    does not show.
+    Raise `Diverged` if the own model is no longer finite, because the loss of the global training
+    does not show it.
     """
 
     lam: Annotated[
@@ -74,43 +72,41 @@ class OwnModel(Part):
     def begin(self, client: ClientView) -> Own:
         model = with_weights(client.global_model, client.memory or client.weights)
         for name, p in model.named_parameters():
-            # The job's frozen parameters are not among the weights.
+            # Parameters that the job freezes are not among the weights.
             p.requires_grad_(name in client.weights)
         parameters = parameters_of(in_training(model))
         anchor = flat({name: client.weights[name] for name in parameters})
         return Own(model, client.stepper(parameters), anchor)
 
     def loss(self, batch: Batch, local: Own) -> None:
-        """A step of the own model; no term of the loss."""
+        """Take a step of the own model; there is no term for the global model."""
         device = batch.images.device
-        # Dropout draws here too. The generators are restored, so that the global model has the
+        # Dropout also draws here. The generators are restored, so that the global model has the
         # draws of FedAvg.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            loss = losses.cross_entropy(batch.run(local.model, batch.images).logits, batch.labels)
+            logits = batch.run(local.model, batch.images).logits
+            loss = losses.cross_entropy(logits, batch.labels)
         batch.note("own_loss", loss)
-        pull = (
-            mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum")
-            if self.lam
-            else 0.0
-        )
+        pull: Tensor | float = 0.0
+        if self.lam:
+            pull = mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum")
         local.step(loss + self.lam / 2 * pull)
 
     def report(self, client: ClientView, local: Own, fit: Fit) -> tuple[None, Weights]:
         smaller = f"train.lr, or a lam below {self.lam}" if self.lam else "train.lr"
-        return None, _finite(
-            state(local.model), f"client {client.id}'s own model in round {client.round}", smaller
-        )
+        owner = f"client {client.id}'s own model in round {client.round}"
+        return None, _finite(state(local.model), owner, smaller)
 
 
 @dataclass(frozen=True)
 class PersonalHead(Part):
-    """A head of each client's own, added to the global head's logits.
+    """Lets each client also train a head of its own, whose logits are added to the global head's.
 
     In FedRoD (Chen and Chao, ICLR 2022).
 
-    It learns by cross-entropy on the sum, by the job's optimizer, and the global model learns
-    nothing from it. A client's first head is 0. The client's own model is the global one with the
-    sum of both heads.
+    The own head learns by cross-entropy on the sum, by the job's optimizer, and the global model
+    learns nothing from it. A client's first head is 0. The client's own model is the global model
+    with the sum of both heads.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -121,26 +117,25 @@ class PersonalHead(Part):
         return weights if memory is None else {**weights, **add(memory, weights)}
 
     def begin(self, client: ClientView) -> OwnHead:
-        head = {
+        global_head = {
             name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")
         }
-        own = combine(torch.clone, client.memory or zeros_like(head))
-        own = combine(Tensor.requires_grad_, own)
-        return own, client.stepper(own)
+        head = combine(torch.clone, client.memory or zeros_like(global_head))
+        head = combine(Tensor.requires_grad_, head)
+        return head, client.stepper(head)
 
     def loss(self, batch: Batch, local: OwnHead) -> None:
-        """A step of the own head; no term of the loss."""
-        own, step = local
-        added = linear(batch.features.detach(), own["head.weight"], own.get("head.bias"))
+        """Take a step of the own head; there is no term for the global model."""
+        head, step = local
+        added = linear(batch.features.detach(), head["head.weight"], head.get("head.bias"))
         loss = losses.cross_entropy(batch.logits.detach() + added, batch.labels)
         batch.note("own_loss", loss)
         step(loss)
 
     def report(self, client: ClientView, local: OwnHead, fit: Fit) -> tuple[None, Weights]:
-        own = combine(Tensor.detach, local[0])
-        return None, _finite(
-            own, f"client {client.id}'s own head in round {client.round}", "train.lr"
-        )
+        head = combine(Tensor.detach, local[0])
+        owner = f"client {client.id}'s own head in round {client.round}"
+        return None, _finite(head, owner, "train.lr")
 
 
 def refuse_other_heads(part: Part, model: nn.Module) -> None:
@@ -156,13 +151,16 @@ def refuse_other_heads(part: Part, model: nn.Module) -> None:
         raise InputError(f"{part!r} learns the head, which is frozen; freeze less")
 
 
-def _finite(own: Weights, whose: str, smaller: str) -> Weights:
-    """The same weights. Raises `Diverged` where one is NaN or infinite."""
+def _finite(weights: Weights, owner: str, smaller: str) -> Weights:
+    """Return the same weights; raise `Diverged` if a value is NaN or infinite.
+
+    `owner` and `smaller` are words of the message: what has diverged, and which key to reduce.
+    """
     try:
-        checked(own)
+        checked(weights)
     except ValueError as error:
-        raise Diverged(f"{whose} {error}; try a smaller {smaller}") from None
-    return own
+        raise Diverged(f"{owner} {error}; try a smaller {smaller}") from None
+    return weights
 
 
 def before_and_after(
@@ -170,13 +168,17 @@ def before_and_after(
     before: tuple[Weights, Mapping[str, Tree]],
     after: tuple[Weights, Mapping[str, Tree]],
 ) -> Models:
-    """A client's own model before and after its training, where it has one, out of weights and
-    memories by slot.
+    """Return a client's own model before and after its training; None if it has none.
+
+    `before` and `after` hold the weights at the client, and its memories by slot.
     """
     part = next((part for part in parts if defines(part, "own_model")), None)
     if part is None:
         return None
-    first, then = (
-        part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after)
-    )
-    return None if first is None or then is None else (first, then)
+    models = []
+    for weights, memory in (before, after):
+        model = part.own_model(weights, memory.get(part.slot))
+        if model is None:
+            return None
+        models.append(model)
+    return models[0], models[1]

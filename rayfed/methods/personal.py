@@ -1,7 +1,6 @@
-"""Entries of a model's state that stay at each client, so that every client has a model of its own,
-and who has them.
+"""Entries of a model's state that stay at each client, so that every client has its own model.
 
-A part says which entries stay: its `local_names`. They are kept as its memory of a client.
+A part's `local_names` says which entries stay. They are stored as the part's memory of a client.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -23,13 +22,13 @@ from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, other_names, parameters_of, state
 
-# Slot of a part -> the entries that it leaves at the clients.
+# The names of the entries that stay at the clients, by the slot of the part that leaves them there.
 Local = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
 class LocalNorm(Part):
-    """BatchNorm's parameters and statistics stay at each client.
+    """Leaves BatchNorm's parameters and statistics at each client.
 
     FedBN (Li et al., ICLR 2021), algorithm 1.
     """
@@ -42,14 +41,13 @@ class LocalNorm(Part):
             )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
-        return _entries(
-            model, (module for module in model.modules() if isinstance(module, _BatchNorm))
-        )
+        layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        return _entries(model, layers)
 
 
 @dataclass(frozen=True)
 class LocalHead(Part):
-    """The head stays at each client; all other layers are averaged.
+    """Leaves the head at each client; all other layers are averaged.
 
     FedPer (Arivazhagan et al., 2019), algorithm 1.
     """
@@ -68,11 +66,12 @@ class LocalHead(Part):
 
 @dataclass(frozen=True)
 class LocalModel(Part):
-    """The whole model stays at each client, and nothing is averaged: the floor.
+    """Leaves the complete model at each client, so that each one trains alone.
 
-    `Local` in Ditto (ICML 2021).
+    `Local` in Ditto (ICML 2021): the least that a federated method should reach.
 
-    The global model stays the initial one; `rayfed clients` measures the clients' models.
+    Nothing is averaged, and the global model stays the initial model. `rayfed clients` measures the
+    clients' models.
     """
 
     def local_names(self, model: nn.Module) -> Collection[str]:
@@ -81,12 +80,12 @@ class LocalModel(Part):
 
 @dataclass(frozen=True)
 class HeadThenBody(Part):
-    """Cross-entropy that trains the head alone, then the body alone.
+    """Trains the head alone by cross-entropy, then the body alone.
 
-    In FedRep (Collins et al., ICML 2021).
+    In FedRep (Collins et al., ICML 2021), algorithm 1.
 
-    Algorithm 1. With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022).
-    What is not trained has no gradient from this term.
+    With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022). The half that
+    is not trained has no gradient from this term.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -111,15 +110,16 @@ class HeadThenBody(Part):
             )
 
     def begin(self, client: ClientView) -> Iterator[bool]:
-        # 0.7 * 90 is 62.99...
-        return chain(repeat(True, int(round(self.head * client.steps, 9))), repeat(False))
+        # The product is rounded first, because 0.7 * 90 is 62.99...
+        head_steps = int(round(self.head * client.steps, 9))
+        return chain(repeat(True, head_steps), repeat(False))
 
     def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
         head = head_parameters(batch.model)
-        now = next(trains_head)
+        in_head = next(trains_head)
         trained = {
-            name: p for name, p in parameters_of(batch.model).items() if (name in head) == now
+            name: p for name, p in parameters_of(batch.model).items() if (name in head) == in_head
         }
         gradients = torch.autograd.grad(
             loss, list(trained.values()), retain_graph=True, allow_unused=True
@@ -128,30 +128,32 @@ class HeadThenBody(Part):
 
 
 def head_parameters(model: nn.Module) -> Weights:
-    """The parameters of the model's `head` that train; none where it has no such module."""
+    """Return the parameters of the model's `head` that train; none if it has no such module."""
     head = getattr(model, "head", None)
     inside = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
     return {name: p for name, p in parameters_of(model).items() if id(p) in inside}
 
 
 def _entries(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
-    """The names of some layers' parameters and buffers in the model's state.
+    """Return the names of some layers' parameters and buffers in the model's state.
 
-    An entry counts that any other layer has too, as a tied weight.
+    An entry that another layer has too, as a tied weight, counts.
     """
-    inside = {id(module) for layer in layers for module in layer.modules()}
+    inside: set[int] = set()
+    for layer in layers:
+        inside.update(id(module) for module in layer.modules())
     owners = {
         name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside
     }
-    of_layers = {name for name in state(model) if name.rpartition(".")[0] in owners}
-    for name, first in other_names(model).items():
+    names = {name for name in state(model) if name.rpartition(".")[0] in owners}
+    for name, first_name in other_names(model).items():
         if name.rpartition(".")[0] in owners:
-            of_layers.add(first)
-    return [name for name in state(model) if name in of_layers]
+            names.add(first_name)
+    return [name for name in state(model) if name in names]
 
 
 def local_names(parts: Parts, model: nn.Module) -> Local:
-    """The entries of a model's state that stay at each client."""
+    """Return the names of the entries of a model's state that stay at each client, by slot."""
     return {
         part.slot: frozenset(part.local_names(model))
         for part in parts
@@ -160,36 +162,45 @@ def local_names(parts: Parts, model: nn.Module) -> Local:
 
 
 def shared(local: Local, weights: Weights) -> Weights:
-    """Some weights without those that stay at each client."""
-    return {
-        name: w for name, w in weights.items() if not any(name in names for names in local.values())
-    }
+    """Return the weights without the entries that stay at each client.
+
+    >>> shared({"local_head": frozenset(["head.weight"])}, {"head.weight": 1, "body.weight": 2})
+    {'body.weight': 2}
+    """
+    staying = frozenset().union(*local.values())
+    return {name: w for name, w in weights.items() if name not in staying}
 
 
 def put_back(local: Local, proposed: Weights, weights: Weights) -> Weights:
-    """The proposed weights, in which what stays at each client is as in the other weights."""
-    return {**proposed, **{name: weights[name] for names in local.values() for name in names}}
+    """Return the proposed weights with the entries that stay at each client as in `weights`."""
+    restored = dict(proposed)
+    for names in local.values():
+        restored.update({name: weights[name] for name in names})
+    return restored
 
 
 def recalled(local: Local, memory: Mapping[str, Tree]) -> Weights:
-    """A client's own entries, out of its memory by slot; empty before its first training."""
-    return {name: tensor for slot in local for name, tensor in memory.get(slot, {}).items()}
+    """Return a client's own entries, from its memory by slot; empty before its first training."""
+    entries: Weights = {}
+    for slot in local:
+        entries.update(memory.get(slot, {}))
+    return entries
 
 
 def remembered(
     local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]
 ) -> dict[str, Tree]:
-    """A client's memory by slot, with its own entries.
+    """Return a client's memory by slot, with the entries of its state that stay there.
 
-    Raises TypeError where a part has another memory besides.
+    Raise TypeError if a part with local names has returned another memory.
     """
-    both = sorted(local.keys() & memory.keys())
-    if both:
+    with_memory = sorted(local.keys() & memory.keys())
+    if with_memory:
         raise TypeError(
-            f"the part '{both[0]}' has local names, and so no other memory; keep that in a second "
-            "part"
+            f"the part '{with_memory[0]}' has local names, and so no other memory; keep that in a "
+            "second part"
         )
-    return memory | {
-        slot: {name: w for name, w in state.items() if name in names}
-        for slot, names in local.items()
-    }
+    memory = dict(memory)
+    for slot, names in local.items():
+        memory[slot] = {name: w for name, w in state.items() if name in names}
+    return memory

@@ -1,4 +1,4 @@
-"""Parts that use prototypes: the mean feature of each class, over the clients of a round."""
+"""Parts that use prototypes: the mean feature of each class over the clients of a round."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -20,12 +20,11 @@ from rayfed.tensors.trees import Tree
 
 
 class MeanFeatures:
-    """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C,
-    D).
+    """The hooks that compute prototypes: the mean feature of each class, (C, D).
 
-    Each client sends the sums and counts of its features by class, from its trained model on its
-    un-augmented data. A class that no client of a round holds keeps its prototype. In a part's
-    first round there are none.
+    The mean is over the clients of a round. Each client sends the sums and counts of its features
+    by class, from its trained model on its un-augmented data. A class that no client of a round
+    holds keeps its prototype. In a part's first round there are no prototypes.
     """
 
     def check(self, model: nn.Module, training: Training) -> None:
@@ -49,11 +48,11 @@ class MeanFeatures:
 
 @dataclass(frozen=True)
 class Prototypes(MeanFeatures, Part):
-    """Features pulled towards the mean feature of their label.
+    """Pulls features to the mean feature of their label.
 
     FedProto (Tan et al., AAAI 2022), with averaging.
 
-    The means are of the clients' trained models, over the clients of the round before.
+    The means are of the trained models of the last round's clients.
     """
 
     mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
@@ -69,13 +68,13 @@ class Prototypes(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeContrast(MeanFeatures, Part):
-    """Features contrasted with the prototypes of all classes, then cross-entropy.
+    """Contrasts features with the prototypes of all classes, and goes over to cross-entropy.
 
     FedProc (Mu et al., FGCS 2023).
 
-    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The
-    prototypes are means of features of length 1. A part's first round has none, and trains on
-    cross-entropy alone, as in the authors' code (MuXutong/FedProc).
+    The term is `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this
+    part. The prototypes are means of features of length 1. The part's first round has no
+    prototypes, and trains on cross-entropy alone, as in the authors' code (MuXutong/FedProc).
     """
 
     slot: ClassVar[str] = "supervise"
@@ -92,9 +91,9 @@ class PrototypeContrast(MeanFeatures, Part):
         hard = losses.cross_entropy(batch.logits, batch.labels)
         if prototypes is None or share == 1:
             return hard
-        return share * hard + (1 - share) * losses.prototype_contrast(
-            batch.features, batch.labels, prototypes
-        )
+        hard = share * hard
+        contrast = losses.prototype_contrast(batch.features, batch.labels, prototypes)
+        return hard + (1 - share) * contrast
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, None]:
         return sums_by_class(client, fit.model, of_length_1=True), None
@@ -102,15 +101,15 @@ class PrototypeContrast(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeHead(LearnedScale, Part):
-    """Cross-entropy of the cosines to a head of class means, which is not trained.
+    """Learns labels by cosines to a head of class means, which is not trained.
 
     FedNH (Dai et al., AAAI 2023).
 
-    The head's rows have length 1, from the initial head on. After a round each follows the mean of
-    the clients' mean features of its class: `W <- keep W + (1 - keep) P`, each at length 1, where a
-    client's mean counts by its samples of the class. A class that no client holds keeps its row. As
-    in the authors' code (Yutong-Dai/FedNH), which begins with orthogonal rows. The factor of the
-    cosines is learned.
+    The term is a cross-entropy. The head's rows have length 1, from the initial head on. After a
+    round each row follows the mean of the clients' mean features of its class: `W <- keep W +
+    (1 - keep) P`, each at length 1, where a client's mean counts by its samples of the class. A
+    class that no client holds keeps its row. It follows the authors' code (Yutong-Dai/FedNH), which
+    begins with orthogonal rows. The factor of the cosines is learned.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -127,10 +126,11 @@ class PrototypeHead(LearnedScale, Part):
 
     def loss(self, batch: Batch, local: tuple[LocalScale, Tensor]) -> Tensor:
         scale, head = local
-        cosines = normalize(batch.features, dim=1) @ head.T
-        return scale.learned(
-            cosines, lambda cosines, s: losses.cross_entropy(s * cosines, batch.labels)
-        )
+
+        def loss(cosines: Tensor, factor: Tensor) -> Tensor:
+            return losses.cross_entropy(factor * cosines, batch.labels)
+
+        return scale.learned(normalize(batch.features, dim=1) @ head.T, loss)
 
     def report(
         self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit
@@ -145,16 +145,19 @@ class PrototypeHead(LearnedScale, Part):
                 "prototype_head: the head stays at the clients; remove that, or this part"
             )
         rows = normalize(step.weights["head.weight"].double(), dim=1)
-        rows = normalize(
-            self.keep * rows + (1 - self.keep) * normalize(total["directions"], dim=1), dim=1
-        )
-        bias = {"head.bias": torch.zeros(len(rows))} if "head.bias" in step.averaged else {}
-        return self.averaged_scale(total), step.changed({"head.weight": rows, **bias})
+        means = normalize(total["directions"], dim=1)
+        rows = normalize(self.keep * rows + (1 - self.keep) * means, dim=1)
+        head = {"head.weight": rows}
+        if "head.bias" in step.averaged:
+            head["head.bias"] = torch.zeros(len(rows))
+        return self.averaged_scale(total), step.changed(head)
 
 
 def sums_by_class(client: ClientView, model: nn.Module, of_length_1: bool = False) -> Tree:
-    """A model's features on the client's samples, summed by class (C, D), and the samples of each
-    class (C,).
+    """Sum a model's features on the client's samples by class, (C, D).
+
+    The counts of the samples (C,) come with the sums. With `of_length_1`, each feature vector is
+    scaled to length 1 first.
     """
     sums = []
     for outputs, labels in client.outputs(model):

@@ -1,5 +1,6 @@
-"""FedReg's part: steps that leave alone what the global model says of images that are made from a
-client's own.
+"""FedReg's part: its steps do not change what the global model predicts for made images.
+
+The images are made from the client's own images.
 """
 
 from dataclasses import dataclass
@@ -28,36 +29,36 @@ from rayfed.tensors.weights import (
     zeros_like,
 )
 
-MIDDLE = (
-    # Where the code takes the gradients on pseudo data, between the global and the own weights.
-    0.5
-)
+# The point between the global weights (0) and the client's weights (1) at which the authors' code
+# takes the gradients on pseudo data.
+MIDDLE = 0.5
 
 
 class Made(NamedTuple):
-    """Images made of a batch of a client's own, in the directions that raise the global model's
-    loss.
-    """
+    """Images made from a batch of a client, in directions that raise the global model's loss."""
 
-    # Far from them: they stand for what the client does not have.
+    # Far from the client's images: they stand for what the client does not have.
     pseudo: Tensor
-    said: Tensor  # (B, C), the global model's probabilities on these
-    # Near to them.
+    # The global model's probabilities on the pseudo images, (B, C).
+    probabilities: Tensor
+    # Near the client's images.
     perturbed: Tensor
-    labels: Tensor  # (B,), of the own images
+    # The labels of the client's images, (B,).
+    labels: Tensor
 
 
 @dataclass(frozen=True)
 class PseudoData(Part):
-    """Cross-entropy whose steps are freed of what would change the global model.
+    """Removes from a client's steps what would make it forget the global model's predictions.
 
-    FedReg (Xu et al., ICLR 2022).
+    FedReg (Xu et al., ICLR 2022), as in the authors' code (Zoesgithub/FedReg).
 
-    As in the authors' code (Zoesgithub/FedReg): the gradient is taken between the global and the
-    own weights. From the way that a client has then gone from the global model, the share along the
-    gradient on pseudo data is removed, with the global model's predictions for labels, and then
-    that along the gradient on perturbed data, each if it leads up that loss. That enters as a
-    gradient, divided by the rate, so the maths holds for SGD without momentum.
+    The gradient of the cross-entropy is taken between the global and the client's weights. A step
+    along it leads to new weights. From the difference of these to the global weights, the share
+    along the gradient on pseudo data is removed, whose labels are the global model's predictions.
+    Then the share along the gradient on perturbed data is removed. Each share is removed only if it
+    raises that loss. The removed shares enter as a gradient, divided by the learning rate, so the
+    maths holds for SGD without momentum.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -79,46 +80,51 @@ class PseudoData(Part):
 
     def begin(self, client: ClientView) -> tuple[ClientView, "cycle[Made]"]:
         made = [
-            self._made(client, images, labels)
+            self._make(client, images, labels)
             for images, labels in client.samples(client.batch_size)
         ]
         return client, cycle(made)
 
     def loss(self, batch: Batch, local: tuple[ClientView, "cycle[Made]"]) -> Tensor:
-        client, made = local
-        data, anchor = next(made), client.weights
-        own = combine(Tensor.detach, parameters_of(batch.model))
-        shared = {name: w for name, w in own.items() if name in batch.parameters}
+        client, made_batches = local
+        made, anchor = next(made_batches), client.weights
+        current = combine(Tensor.detach, parameters_of(batch.model))
+        shared = {name: w for name, w in current.items() if name in batch.parameters}
 
-        def gradient(share: float, of: Weights, images: Tensor, labels: Tensor) -> Weights:
-            between = combine(lambda w, w_global: torch.lerp(w_global, w, share), of, anchor)
-            found = gradients_at(own | between, batch, images, labels)
+        def gradient(share: float, end: Weights, images: Tensor, labels: Tensor) -> Weights:
+            between = combine(lambda w, w_global: torch.lerp(w_global, w, share), end, anchor)
+            gradients = gradients_at(current | between, batch, images, labels)
             return {
-                n: torch.zeros_like(w) if g is None else g
-                for (n, w), g in zip(own.items(), found, strict=True)
+                name: torch.zeros_like(w) if g is None else g
+                for (name, w), g in zip(current.items(), gradients, strict=True)
             }
 
         plain = gradient(self.gamma, shared, batch.images, batch.labels)
         moved = add(shared, plain, alpha=-client.lr)
-        way = subtract(moved, anchor)
+        distance = subtract(moved, anchor)
         removed = zeros_like(shared)
-        for images, labels in ((data.pseudo, data.said), (data.perturbed, data.labels)):
-            found = gradient(MIDDLE, moved, images, labels)
-            g = {name: found[name] for name in shared}
-            share = scale(g, (dot(way, g) / dot(g, g).clamp(min=1e-30)).clamp(min=0))
-            way, removed = subtract(way, share), add(removed, share)
-        whole = plain | combine(lambda x, g: g + x / client.lr, removed, plain)
+        for images, labels in (
+            (made.pseudo, made.probabilities),
+            (made.perturbed, made.labels),
+        ):
+            gradients = gradient(MIDDLE, moved, images, labels)
+            g = {name: gradients[name] for name in shared}
+            along = scale(g, (dot(distance, g) / dot(g, g).clamp(min=1e-30)).clamp(min=0))
+            distance, removed = subtract(distance, along), add(removed, along)
+        corrected = plain | combine(lambda x, g: g + x / client.lr, removed, plain)
         loss = losses.cross_entropy(batch.logits, batch.labels)
-        return with_gradient(loss, whole.values(), parameters_of(batch.model))
+        return with_gradient(loss, corrected.values(), parameters_of(batch.model))
 
-    def _made(self, client: ClientView, images: Tensor, labels: Tensor) -> Made:
+    def _make(self, client: ClientView, images: Tensor, labels: Tensor) -> Made:
+        """Make pseudo and perturbed images from a batch."""
         pseudo = self._uphill(client, images, labels, self.pseudo)
         with torch.no_grad():
-            said = client.run(client.global_model, pseudo).logits.softmax(dim=1)
-        return Made(pseudo, said, self._uphill(client, images, labels, self.perturbed), labels)
+            probabilities = client.run(client.global_model, pseudo).logits.softmax(dim=1)
+        perturbed = self._uphill(client, images, labels, self.perturbed)
+        return Made(pseudo, probabilities, perturbed, labels)
 
     def _uphill(self, client: ClientView, images: Tensor, labels: Tensor, length: float) -> Tensor:
-        """Images after steps along the sign of the loss's gradient (FGSM)."""
+        """Return the images after steps along the sign of the loss's gradient (FGSM)."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             loss = losses.cross_entropy(client.run(client.global_model, images).logits, labels)

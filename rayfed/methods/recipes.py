@@ -1,4 +1,4 @@
-"""Methods by the names of their papers: one line and one citation each.
+"""Methods by the names of their papers: a line and a citation each.
 
 >>> from rayfed.methods import Proximal, ServerMomentum, compose
 >>> compose(fedlmd(), Proximal(mu=0.01), ServerMomentum(beta=0.9))  # doctest: +NORMALIZE_WHITESPACE
@@ -32,7 +32,7 @@ from rayfed.methods.part import Parts
 
 
 def fedavg() -> Parts:
-    """The weighted mean of the clients' weights.
+    """Average the clients' weights, by their numbers of samples.
 
     FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
     """
@@ -50,8 +50,9 @@ fedlmd = recipe("fedlmd", distill.LabelMaskedDistill)
 
 
 def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
-    """FedLMD without a teacher: uniform over the classes that remain (Lu et al., ACM MM 2023), eq.
-    7 and 8.
+    """Distil like FedLMD, but without a teacher: uniformly over the classes that remain.
+
+    FedLMD-Tf (Lu et al., ACM MM 2023), eq. 7 and 8.
     """
     return compose(distill.LabelMaskedDistill(beta, tau, teacher=False))
 
@@ -61,8 +62,9 @@ kd = recipe("kd", distill.Distill)
 
 
 def fedlsd(beta: float = 0.5, tau: float = 1.0) -> Parts:
-    """Local self-distillation: `(1 - beta)` cross-entropy, `beta` distillation (FedNTD, eq. 3;
-    FedCAD's baseline).
+    """Mix cross-entropy, with the share `1 - beta`, and distillation from the global model.
+
+    Local self-distillation (FedNTD, eq. 3; FedCAD's baseline).
     """
     return compose(supervise.CrossEntropy(weight=1 - beta), distill.Distill(beta, tau))
 
@@ -76,7 +78,7 @@ fedcsd = recipe("fedcsd", distill.PrototypeSimilarityDistill)
 
 
 def label_smoothing(smoothing: float = 0.1) -> Parts:
-    """Smoothed labels at every client (Szegedy et al., CVPR 2016)."""
+    """Smooth the labels at every client (Szegedy et al., CVPR 2016)."""
     return compose(supervise.CrossEntropy(smoothing=smoothing))
 
 
@@ -85,8 +87,9 @@ fedgkd = recipe("fedgkd", distill.PastTeachersDistill)
 
 
 def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
-    """Adjusted logits, vacant classes distilled, the logits of others pushed down (Guo et al., AAAI
-    2025).
+    """Adjust logits, distil the classes that a client lacks, and push other classes' logits down.
+
+    FedVLS (Guo et al., AAAI 2025).
     """
     parts = distill.VacantClassDistill(beta), calibrate.LogitSuppression(strength)
     return compose(calibrate.AdjustedCrossEntropy(), parts)
@@ -113,7 +116,10 @@ fedmr = recipe("fedmr", features.ClassDecorrelation)
 
 
 def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
-    """Predictions that vary as with even classes, and features that spread (Son et al., CVPR 2024)."""
+    """Make predictions vary as with even classes, and push features apart.
+
+    FedUV (Son et al., CVPR 2024).
+    """
     return compose(features.PredictionVariance(variance), features.FeatureUniformity(uniformity))
 
 
@@ -122,15 +128,17 @@ fedsam = recipe("fedsam", sharpness.SharpnessAware)
 
 
 def mofedsam(alpha: float = 0.1, rho: float = 0.1) -> Parts:
-    """FedSAM's gradients, mixed with the server's last step as in FedCM (Qu et al., ICML 2022),
-    algorithm 2.
+    """Mix FedSAM's gradients with the server's last step, as in FedCM.
+
+    MoFedSAM (Qu et al., ICML 2022), algorithm 2.
     """
     return compose(sharpness.SharpnessAware(rho, weight=alpha), anchors.ClientMomentum(alpha))
 
 
 def fedgamma(rho: float = 0.1) -> Parts:
-    """FedSAM's gradients, corrected by control variates as in SCAFFOLD (Dai et al., IEEE TNNLS
-    2023).
+    """Correct FedSAM's gradients by control variates, as in SCAFFOLD.
+
+    FedGAMMA (Dai et al., IEEE TNNLS 2023).
     """
     return compose(
         server.Average(by="client"), sharpness.SharpnessAware(rho), anchors.ControlVariates()
@@ -150,14 +158,18 @@ fedcurv = recipe("fedcurv", anchors.Curvature)
 
 
 def scaffold(by: Literal["client", "samples"] = "client") -> Parts:
-    """Control variates and a uniform mean (Karimireddy et al., ICML 2020), algorithm 1; FedNTD's
-    code: by samples.
+    """Correct gradients by control variates, and average clients uniformly.
+
+    SCAFFOLD (Karimireddy et al., ICML 2020), algorithm 1. FedNTD's code averages by samples.
     """
     return compose(server.Average(by), anchors.ControlVariates())
 
 
 def fedcm(alpha: float = 0.1) -> Parts:
-    """Clients share their gradients with the server's last step (Xu et al., 2021)."""
+    """Mix the clients' gradients with the server's last step.
+
+    FedCM (Xu et al., 2021).
+    """
     return compose(supervise.CrossEntropy(weight=alpha), anchors.ClientMomentum(alpha))
 
 
@@ -170,21 +182,26 @@ feddyn = recipe("feddyn", server.DynamicRegularizer)
 
 
 def feddc(alpha: float = 0.01) -> Parts:
-    """A drift variable, which is FedDyn's, and control variates (Gao et al., CVPR 2022), algorithm
-    1.
+    """Correct clients by a drift variable, which is FedDyn's, and by control variates.
+
+    FedDC (Gao et al., CVPR 2022), algorithm 1.
     """
     return compose(server.DynamicRegularizer(alpha), anchors.ControlVariates())
 
 
 def fedspeed(alpha: float = 0.1, rho: float = 0.1) -> Parts:
-    """FedDyn's corrected proximal term, with gradients a step uphill (Sun et al., ICLR 2023),
-    algorithm 1.
+    """Add FedDyn's corrected proximal term to gradients that are taken a step uphill.
+
+    FedSpeed (Sun et al., ICLR 2023), algorithm 1.
     """
     return compose(server.DynamicRegularizer(alpha), sharpness.SharpnessAware(rho))
 
 
 def fedsmoo(alpha: float = 0.1, rho: float = 0.1) -> Parts:
-    """FedSpeed in which all clients agree on the step uphill (Sun et al., ICML 2023), algorithm 1."""
+    """Train as FedSpeed, but let all clients agree on the step uphill.
+
+    FedSMOO (Sun et al., ICML 2023), algorithm 1.
+    """
     return compose(server.DynamicRegularizer(alpha), sharpness.AgreedPerturbation(rho))
 
 
@@ -193,17 +210,26 @@ fedalign = recipe("fedalign", slim.SlimAlign)
 
 
 def fedadam(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
-    """Adam on the server, along the clients' mean update (Reddi et al., ICLR 2021), algorithm 2."""
+    """Take a step of Adam on the server, along the clients' mean update.
+
+    FedAdam (Reddi et al., ICLR 2021), algorithm 2.
+    """
     return compose(adaptive.AdaptiveStep("adam", lr, beta1, beta2, tau))
 
 
 def fedyogi(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
-    """Yogi on the server, whose squares change slowly (Reddi et al., ICLR 2021), algorithm 2."""
+    """Take a step of Yogi on the server, whose squares change slowly.
+
+    FedYogi (Reddi et al., ICLR 2021), algorithm 2.
+    """
     return compose(adaptive.AdaptiveStep("yogi", lr, beta1, beta2, tau))
 
 
 def fedadagrad(lr: float = 0.03, tau: float = 1e-3) -> Parts:
-    """Adagrad on the server, without momentum (Reddi et al., ICLR 2021), algorithm 2."""
+    """Take a step of Adagrad on the server, without momentum.
+
+    FedAdagrad (Reddi et al., ICLR 2021), algorithm 2.
+    """
     return compose(adaptive.AdaptiveStep("adagrad", lr, beta1=0.0, beta2=0.0, tau=tau))
 
 
@@ -212,8 +238,9 @@ fedexp = recipe("fedexp", adaptive.ExtrapolatedAverage)
 
 
 def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
-    """Clients start a step of momentum ahead, and are pulled to that point (Kim et al., CVPR 2024),
-    algorithm 1.
+    """Start clients a step of momentum ahead, and pull them to that point.
+
+    FedACG (Kim et al., CVPR 2024), algorithm 1.
     """
     return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
 
@@ -226,7 +253,7 @@ fedreg = recipe("fedreg", pseudo_data.PseudoData)
 feddf = recipe("feddf", at_server.EnsembleDistill)
 # Luo et al., NeurIPS 2021, for the last round.
 ccvr = recipe("ccvr", at_server.HeadCalibration)
-# The floor: each client alone.
+# The lower bound: each client trains alone.
 local = recipe("local", personal.LocalModel)
 # Li et al., ICLR 2021.
 fedbn = recipe("fedbn", personal.LocalNorm)
@@ -235,14 +262,18 @@ fedper = recipe("fedper", personal.LocalHead)
 
 
 def fedrep(head: float = 0.9) -> Parts:
-    """FedPer in which a client trains its head first, then the body (Collins et al., ICML 2021),
-    algorithm 1.
+    """Train each client's own head first, then the common body.
+
+    FedRep (Collins et al., ICML 2021), algorithm 1.
     """
     return compose(personal.LocalHead(), personal.HeadThenBody(head))
 
 
 def fedbabu() -> Parts:
-    """The body is trained, and the head stays as it was drawn (Oh et al., ICLR 2022)."""
+    """Train the body, and leave the head as it was initialised.
+
+    FedBABU (Oh et al., ICLR 2022).
+    """
     return compose(personal.HeadThenBody(head=0.0))
 
 
@@ -251,7 +282,8 @@ ditto = recipe("ditto", own_model.OwnModel)
 
 
 def fedrod() -> Parts:
-    """A generic head, by adjusted logits, and each client's own head added to it (Chen and Chao,
-    ICLR 2022).
+    """Train a common head with adjusted logits, and for each client an own head added to it.
+
+    FedRoD (Chen and Chao, ICLR 2022).
     """
     return compose(calibrate.AdjustedCrossEntropy(), own_model.PersonalHead())

@@ -1,5 +1,6 @@
-"""Parts that make the new global weights from the clients' summands (slot `average`), or change the
-new weights.
+"""Parts that make the new global weights from the clients' summands, or change them.
+
+Those that make them have the slot `average`.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract
 
 @dataclass(frozen=True)
 class Average(Part):
-    """Weighted mean of the clients' parameters and buffers.
+    """Averages the clients' parameters and buffers, by samples or by clients.
 
     FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
 
-    FedNTD and FedLMD print a uniform mean in their algorithms but weigh by samples in text and
-    code, as we do.
+    The algorithms of FedNTD and FedLMD print a uniform mean. Their text and code weigh clients by
+    samples, as we do.
     """
 
     slot: ClassVar[str] = "average"
@@ -39,14 +40,15 @@ class Average(Part):
         return {"weight": weight, "weights": Scaled(weight, fit.weights)}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
-        # Divided, not multiplied by the inverse: one client's weights then come back bit for bit.
+        # The sum is divided, not multiplied by the inverse. So the weights of a single client come
+        # back bit for bit.
         mean = combine(lambda x: x / total["weight"], total["weights"])
         return None, step.towards(like(mean, step.weights))
 
 
 @dataclass(frozen=True)
 class NormalizedAverage(Part):
-    """Mean of the clients' updates, each divided by its number of steps.
+    """Averages the clients' updates, each divided by its number of steps.
 
     FedNova (Wang et al., NeurIPS 2020), eq. 6.
 
@@ -80,11 +82,13 @@ class NormalizedAverage(Part):
 
 @dataclass(frozen=True)
 class DiscrepancyAverage(Part):
-    """Mean in which clients with uneven labels weigh less. FedDisco (Ye et al., ICML 2023).
+    """Averages the clients' weights, where clients with uneven labels count less.
 
-    A client weighs `max(0, n_k - a d_k + b)`, with `n_k` its share of the cohort's samples and
-    `d_k` its share of the cohort's divergences `KL(labels || uniform)`, as in the authors' code
-    (MediaBrain-SJTU/FedDisco, `disco.py`). With `a` below 1 some client has a positive weight.
+    FedDisco (Ye et al., ICML 2023).
+
+    A client weighs `max(0, n_k - a d_k + b)`. `n_k` is its share of the samples of all sampled
+    clients, and `d_k` its share of their divergences `KL(labels || uniform)`, as in the authors'
+    code (MediaBrain-SJTU/FedDisco, `disco.py`). With `a` below 1 some client has a positive weight.
     """
 
     slot: ClassVar[str] = "average"
@@ -101,7 +105,8 @@ class DiscrepancyAverage(Part):
 
     def report(self, client: ClientView, cohort: Tree, fit: Fit) -> tuple[Tree, None]:
         share = _divergence(client.label_counts) / (cohort["divergence"] or 1.0)
-        # In samples, not shares of them: with a = b = 0 the weights are then FedAvg's, bit for bit.
+        # The weight is in samples, not in shares of them. So with a = b = 0 it is FedAvg's, bit for
+        # bit.
         weight = max(0.0, client.num_examples + cohort["samples"] * (self.b - self.a * share))
         return {"weight": weight, "weights": Scaled(weight, fit.weights)}, None
 
@@ -110,20 +115,20 @@ class DiscrepancyAverage(Part):
 
 
 def _divergence(counts: Tensor) -> float:
-    """Of class shares from even ones, in nats; 0 for even counts."""
+    """Return the divergence of class shares from even shares, in nats; 0 for even counts."""
     shares = counts.cpu().double() / counts.sum().item()
     return max(0.0, float(torch.special.xlogy(shares, shares * len(shares)).sum()))
 
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Part):
-    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a corrected mean.
+    """Pulls clients to the global model less their past drift, and corrects their mean.
 
-    FedDyn (Acar et al., ICLR 2021).
+    FedDyn (Acar et al., ICLR 2021), algorithm 1.
 
-    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients. With
-    `by_size` a client's alpha is divided by its number of samples over the mean number, as in the
-    authors' code; the server's stays.
+    The term is `-<g_i, w_local> + alpha / 2 ||w_local - w||^2`. The part also averages, with the
+    uniform mean of the sampled clients. With `by_size` a client's alpha is divided by its number of
+    samples over the mean number, as in the authors' code; the server's alpha stays.
     """
 
     slot: ClassVar[str] = "average"
@@ -133,11 +138,11 @@ class DynamicRegularizer(Part):
     ] = False
 
     def begin(self, client: ClientView) -> tuple[float, Tensor, Tensor | None]:
-        alpha = (
-            self.alpha * client.mean_examples / client.num_examples if self.by_size else self.alpha
-        )
-        g = client.memory
-        return alpha, client.flat(client.weights), None if g is None else client.flat(g)
+        alpha = self.alpha
+        if self.by_size:
+            alpha = alpha * client.mean_examples / client.num_examples
+        g = None if client.memory is None else client.flat(client.memory)
+        return alpha, client.flat(client.weights), g
 
     def loss(self, batch: Batch, local: tuple[float, Tensor, Tensor | None]) -> Tensor:
         alpha, anchor, g = local
@@ -147,22 +152,22 @@ class DynamicRegularizer(Part):
     def report(
         self, client: ClientView, local: tuple[float, Tensor, Tensor | None], fit: Fit
     ) -> tuple[Tree, Tree]:
-        """`g_i <- g_i - alpha (w_local - w)`."""
+        """Return the summands, and `g_i <- g_i - alpha (w_local - w)`."""
         alpha, g = local[0], client.memory
         moved = subtract(combine(Tensor.detach, fit.parameters), client.weights)
         memory = scale(moved, -alpha) if g is None else add(g, moved, alpha=-alpha)
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 
     def update(self, h: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
-        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the
-        whole population.
+        """Return `h <- h - alpha / N sum (w_local - w)`, and the step to `mean - h / alpha`.
+
+        h is float64, and N is the number of all clients.
         """
-        old = step.parameters(step.weights)
-        moved = combine(
-            lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(),
-            old,
-            total["weights"],
-        )
+
+        def move(w: Tensor, sum_of_locals: Tensor) -> Tensor:
+            return sum_of_locals - total["clients"] * w.double()
+
+        moved = combine(move, step.parameters(step.weights), total["weights"])
         change = scale(moved, -self.alpha / step.server.num_clients)
         h = change if h is None else add(h, change)
         mean = combine(lambda x: x / total["clients"], total["weights"])
@@ -172,12 +177,15 @@ class DynamicRegularizer(Part):
 
 @dataclass(frozen=True)
 class ServerMomentum(Part):
-    """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
+    """Gives the server's steps momentum.
 
-    Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w -
-    w_avg)` is `w_avg`. With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients
-    train where momentum will take the model, as in FedACG (Kim et al., CVPR 2024, algorithm 1),
-    whose `m` is `-v`. `w_avg`, its theta, is evaluated.
+    FedAvgM (Hsu et al., 2019).
+
+    `v <- beta v + (w - w_avg)` and `w <- w - v`, on parameters. Buffers have no momentum: they are
+    the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`. With `nesterov`
+    the new weights are a step ahead, `w_avg - beta v`: clients train where momentum will take the
+    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1). FedACG's `m` is `-v`, and its theta is
+    `w_avg`, which is evaluated.
     """
 
     changes_average: ClassVar[bool] = True
@@ -196,11 +204,10 @@ class ServerMomentum(Part):
 
 @dataclass(frozen=True)
 class Smoothed(Part):
-    """The global models' exponential average, which is evaluated; the rounds go on from the last
-    model as they would.
+    """Evaluates the exponential average of the global models; the training does not change.
 
-    `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. Of what another
-    part would have evaluated, if one says so.
+    `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. If another part
+    evaluates other weights than the new ones, `w` are these weights.
     """
 
     decay: Annotated[
@@ -208,8 +215,9 @@ class Smoothed(Part):
     ] = 0.6
 
     def update(self, average: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
-        last = combine(Tensor.double, step.averaged if step.shown is None else step.shown)
-        average = (
-            last if average is None else add(scale(average, self.decay), last, alpha=1 - self.decay)
-        )
+        w = combine(Tensor.double, step.averaged if step.shown is None else step.shown)
+        if average is None:
+            average = w
+        else:
+            average = add(scale(average, self.decay), w, alpha=1 - self.decay)
         return average, step.showing(average)

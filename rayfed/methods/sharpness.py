@@ -1,7 +1,7 @@
 """Parts that take the gradient of the cross-entropy at other weights, near those in training.
 
-The gradient enters as a linear term of the loss, so it passes through SGD like any other; the value
-of the term stays that of the loss at the weights in training.
+The gradient enters as a linear term of the loss, so it passes through SGD like any other. The value
+of the term stays the value of the loss at the weights in training.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,12 @@ from rayfed.tensors.weights import (
 
 @dataclass(frozen=True)
 class SharpnessAware(Part):
-    """Cross-entropy with its gradient at the weights where it is highest nearby.
+    """Takes the gradient of the cross-entropy at the nearby weights where it is highest.
 
-    FedSAM (Qu et al., ICML 2022).
+    FedSAM (Qu et al., ICML 2022; also Caldarola et al., ECCV 2022).
 
-    Also Caldarola et al., ECCV 2022. A step of length `rho` along the gradient, then the gradient
-    there, on the same batch. BatchNorm's running statistics count the pass at the weights in
-    training alone.
+    It takes a step of length `rho` along the gradient, and then the gradient there, on the same
+    batch. BatchNorm's running statistics count only the pass at the weights in training.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -53,14 +52,14 @@ class SharpnessAware(Part):
 
 @dataclass(frozen=True)
 class GlobalPerturbation(Part):
-    """Cross-entropy with its gradient at weights back along the global model's path.
+    """Takes the gradient of the cross-entropy at weights back along the global model's path.
 
     FedLESAM (Fan et al., ICML 2024).
 
-    The step has length `rho` and goes to the global model that the client was sent when it last
-    trained, from the one of this round: where the global loss has fallen from. A client's first
-    round has none. The authors' code (MediaBrain-SJTU/FedLESAM) takes the server's last step for
-    all clients, which is the same where all take part.
+    The step has length `rho`. Its direction is from this round's global model to the global model
+    that the client received when it last trained, where the global loss was higher. A client's
+    first round has no step. The authors' code (MediaBrain-SJTU/FedLESAM) takes the server's last
+    step for all clients, which is the same if all take part.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -81,12 +80,12 @@ class GlobalPerturbation(Part):
 
 @dataclass(frozen=True)
 class ProximalPerturbation(Part):
-    """Cross-entropy with its gradient at weights that are further from the teacher's logits.
+    """Takes the gradient of the cross-entropy at weights further from the teacher's logits.
 
-    FedSOL (CVPR 2024).
+    FedSOL (Lee et al., CVPR 2024).
 
-    Lee et al. The step is along the gradient of the divergence from the global model's softmax,
-    scaled by how far each weight has moved from the global one, with norm 1 or 0 over the first
+    The step is along the gradient of the divergence from the global model's softmax. It is scaled
+    by how far each weight has moved from the global weight, with norm 1 or 0 over the first
     dimension, as in the authors' code (Lee-Gihun/FedSOL, `fedsol_adaptive`).
     """
 
@@ -103,24 +102,24 @@ class ProximalPerturbation(Part):
             return loss
         divergence = losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
         step = _ascent(divergence, batch.parameters, self.rho)
-        moved = combine(
-            lambda w, w_global: normalize((w.detach() - w_global).abs(), dim=0),
-            batch.parameters,
-            anchor,
-        )
+
+        def scaled_move(w: Tensor, w_global: Tensor) -> Tensor:
+            return normalize((w.detach() - w_global).abs(), dim=0)
+
+        moved = combine(scaled_move, batch.parameters, anchor)
         return _with_gradient_at(combine(torch.mul, step, moved), loss, batch)
 
 
 @dataclass(frozen=True)
 class AgreedPerturbation(Part):
-    """Cross-entropy with its gradient at weights that all clients agree on.
+    """Takes the gradient of the cross-entropy a step away, where clients agree on the step.
 
     In FedSMOO (Sun et al., ICML 2023).
 
-    The step has length `rho` along the gradient less `mu_i + s`, and `mu_i` follows by the step
-    less `s`: multipliers for the constraint that all clients take the same step `s`, which has the
-    direction of the cohort's mean `mu_i`. It is so in the authors' code
-    (woodenchild95/FL-Simulator, `DRegSAM.py`); the paper's `s` has the clients' steps too.
+    The step has length `rho`, along the gradient less `mu_i + s`. Then the step less `s` is added
+    to `mu_i`. These are multipliers for the constraint that all clients take the same step `s`,
+    which has the direction of the mean `mu_i` of the round's clients. It follows the authors' code
+    (woodenchild95/FL-Simulator, `DRegSAM.py`); the paper's `s` also has the clients' steps.
     """
 
     slot: ClassVar[str] = "supervise"
@@ -135,7 +134,7 @@ class AgreedPerturbation(Part):
         return client.payload, dict(client.memory or {})
 
     def loss(self, batch: Batch, local: tuple[Weights | None, Weights]) -> Tensor:
-        """`mu_i` changes with every step: the round's own dict holds it."""
+        """Return the term, and change `mu_i`, the round's own dict, by the step."""
         s, mu = local
         loss = losses.cross_entropy(batch.logits, batch.labels)
         if not self.rho:
@@ -161,7 +160,7 @@ class AgreedPerturbation(Part):
 
 
 class _Runner(nn.Module):
-    """A forward pass as a module, so that `functional_call` can give it other weights."""
+    """A forward pass as a module, so that `functional_call` can use other weights."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -172,8 +171,9 @@ class _Runner(nn.Module):
 
 
 def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None = None) -> Weights:
-    """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as
-    other terms need it.
+    """Return a step of length `rho` along the gradient of a loss, less a vector.
+
+    The graph of the loss is kept, because other terms need it.
     """
     gradients = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=True, materialize_grads=True
@@ -185,47 +185,46 @@ def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None 
 
 
 def _of_length(step: Weights, rho: float) -> Weights:
+    """Return a step of length `rho` in the same direction."""
     norm = dot(step, step).sqrt() + 1e-12
     return combine(lambda x: rho / norm * x, step)
 
 
 def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch) -> Tensor:
-    """The value of a loss, with the gradient that the batch's cross-entropy has a step away.
+    """Return the value of a loss, with the gradient of the batch's cross-entropy a step away.
 
-    What stays at the client is not in the step, and trains all the same.
+    Entries that stay at the client are not in the step, but have a gradient too.
     """
     parameters = parameters_of(batch.model)
-    there = {
-        name: w.detach() + step[name] if name in step else w.detach()
-        for name, w in parameters.items()
-    }
-    gradients = gradients_at(there, batch, batch.images, batch.labels)
+    away: Weights = {}
+    for name, w in parameters.items():
+        away[name] = w.detach() + step[name] if name in step else w.detach()
+    gradients = gradients_at(away, batch, batch.images, batch.labels)
     return with_gradient(loss, gradients, parameters)
 
 
 def gradients_at(
-    there: Weights, batch: Batch, images: Tensor, labels: Tensor
+    parameters: Weights, batch: Batch, images: Tensor, labels: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or
-    probabilities (B, C).
+    """Return the gradients of the cross-entropy at other parameters, in their order.
 
-    The pass updates copies of the buffers: BatchNorm's running statistics must count each batch
-    once.
+    `labels` are (B,), or probabilities (B, C). The pass updates copies of the buffers, because
+    BatchNorm's running statistics must count each batch once.
     """
-    there = combine(Tensor.requires_grad_, there)
-    values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
-    named = {f"model.{name}": value for name, value in values.items()}
-    outputs: Outputs = torch.func.functional_call(_Runner(batch), named, (images,))
+    parameters = combine(Tensor.requires_grad_, parameters)
+    values = parameters | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
+    by_path = {f"model.{name}": value for name, value in values.items()}
+    outputs: Outputs = torch.func.functional_call(_Runner(batch), by_path, (images,))
     loss = losses.cross_entropy(outputs.logits, labels)
-    return torch.autograd.grad(loss, list(there.values()), allow_unused=True)
+    return torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
 
 
 def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: Weights) -> Tensor:
-    """The value of a loss with other gradients on some parameters, in their order; None is no
-    gradient.
+    """Return the value of a loss with other gradients on some parameters, in their order.
 
-    A parameter without a gradient is left alone by a step, without weight decay or momentum.
+    None is no gradient. A step does not change a parameter without a gradient, not even by weight
+    decay or momentum.
     """
-    given = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
-    linear = torch.dot(flat({name: parameters[name] for name in given}), flat(given))
+    known = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    linear = torch.dot(flat({name: parameters[name] for name in known}), flat(known))
     return loss.detach() + (linear - linear.detach())

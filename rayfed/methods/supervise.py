@@ -14,8 +14,9 @@ from rayfed.methods.views import Batch, ClientView
 
 @dataclass(frozen=True)
 class CrossEntropy(Part):
-    """Softmax cross-entropy, times `weight`; FedLSD's local objective has `1 - beta` here (FedNTD,
-    eq. 3).
+    """Learns labels by softmax cross-entropy, times `weight`.
+
+    In FedLSD's local objective the weight is `1 - beta` (FedNTD, eq. 3).
     """
 
     slot: ClassVar[str] = "supervise"
@@ -32,7 +33,7 @@ class CrossEntropy(Part):
 
 @dataclass(frozen=True)
 class RestrictedCrossEntropy(Part):
-    """Cross-entropy with scaled-down logits of classes that the client lacks.
+    """Scales down the logits of classes that the client lacks, before the cross-entropy.
 
     FedRS (Li and Zhan, KDD 2021).
     """
@@ -51,13 +52,12 @@ class RestrictedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class ClassAdaptiveDistill(Part):
-    """Cross-entropy and distillation, weighed by how well the teacher knows the class.
+    """Mixes cross-entropy and distillation by how well the teacher knows the class.
 
-    FedCAD (He et al., AAAI 2022).
+    FedCAD (He et al., AAAI 2022), eq. 1 to 3.
 
-    Equations 1 to 3. It fills this slot because it weighs the cross-entropy too. The teacher is
-    measured once per round on the client's own, un-augmented data. The paper gives no temperature;
-    we take 1.
+    It fills this slot because it also weighs the cross-entropy. The teacher is measured once per
+    round on the client's own, un-augmented data. The paper gives no temperature; we take 1.
     """
 
     slot: ClassVar[str] = "supervise"
