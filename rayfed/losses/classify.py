@@ -31,8 +31,8 @@ def restricted_cross_entropy(
     tensor(0.1269)
     """
     counts = label_counts.to(logits.device)
-    held = counts.double() / counts.max() if soft else counts > 0
-    return F.cross_entropy(logits * (alpha + (1 - alpha) * held.to(logits.dtype)), labels)
+    share = counts.double() / counts.max() if soft else counts > 0
+    return F.cross_entropy(logits * (alpha + (1 - alpha) * share.to(logits.dtype)), labels)
 
 
 def calibrated_cross_entropy(
@@ -82,8 +82,8 @@ def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> T
     counts = label_counts.to(logits)
     # The logits as if all classes were equally frequent.
     even = logits - _log_shares(counts) - math.log(len(counts))  # (B, C)
-    others = labels[:, None] != torch.arange(len(counts), device=labels.device)  # (B, C)
-    return (counts / counts.sum()) @ (torch.logsumexp(even * others, dim=0) - math.log(len(labels)))
+    wrong = labels[:, None] != torch.arange(len(counts), device=labels.device)  # (B, C)
+    return (counts / counts.sum()) @ (torch.logsumexp(even * wrong, dim=0) - math.log(len(labels)))
 
 
 def prediction_variance(logits: Tensor) -> Tensor:

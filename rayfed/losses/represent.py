@@ -123,9 +123,9 @@ def relaxed_contrast(
     rows = F.normalize(features, dim=1)
     cosines = rows @ rows.T  # (B, B)
     same = labels[:, None] == labels
-    others = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pairs = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     to_itself = cosines.diagonal()
-    farthest = torch.where(others, cosines, torch.inf).amin(dim=1)  # (B,)
+    farthest = torch.where(pairs, cosines, torch.inf).amin(dim=1)  # (B,)
     # The only sample of its class has an infinite minimum.
     alone = farthest.isinf()
     near = torch.where(alone, to_itself, farthest)

@@ -58,8 +58,8 @@ def changed_constants(model: nn.Module, original: nn.Module) -> list[str]:
     names = constants(original)
     if not names:
         return []
-    now, before = model.state_dict(), original.state_dict()
-    return [name for name in sorted(names) if not identical(now[name], before[name])]
+    entries, before = model.state_dict(), original.state_dict()
+    return [name for name in sorted(names) if not identical(entries[name], before[name])]
 
 
 def identical(a: Tensor, b: Tensor) -> bool:
@@ -172,8 +172,11 @@ def whole(model: nn.Module, weights: Weights) -> Weights:
 
     Entries that `weights` lacks, for example frozen ones, are the model's.
     """
-    others, values = other_names(model), model.state_dict()
-    return {name: weights.get(others.get(name, name), tensor) for name, tensor in values.items()}
+    first_names = other_names(model)
+    entries = model.state_dict()
+    return {
+        name: weights.get(first_names.get(name, name), tensor) for name, tensor in entries.items()
+    }
 
 
 def load(model: nn.Module, weights: Weights) -> None:
