@@ -119,18 +119,13 @@ def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
 
     Raise `InputError` if no client would ever train.
     """
-    # The rounds without training of all stages, and the last such stage.
-    idle_rounds: list[int] = []
-    idle_parts: Parts = ()
-    for first_round, end, parts in _played(method, num_rounds):
-        if not trains(parts):
-            idle_rounds.extend(range(first_round, end))
-            idle_parts = parts
-    count = len(idle_rounds)
+    idle = [stage for stage in _played(method, num_rounds) if not trains(stage[2])]
+    count = sum(end - first_round for first_round, end, _ in idle)
     # One such round, after training, is what these methods are for.
-    if count == 0 or (count == 1 and idle_rounds[0] > 1):
+    if count == 0 or (count == 1 and idle[0][0] > 1):
         return
-    names = " + ".join(name_of(type(part)) for part in idle_parts if part.slot == "average")
+    _, _, parts = idle[-1]
+    names = " + ".join(name_of(type(part)) for part in parts if part.slot == "average")
     reason = (
         f"{names} changes a trained model, and no client trains in its rounds, which are {count} "
         f"of {num_rounds}"
