@@ -17,7 +17,7 @@ from rayfed.tensors.weights import Weights, add, combine, scale, squared_distanc
 
 @dataclass(frozen=True)
 class AdaptiveStep(Part):
-    """Takes a step of Adam, Yogi or Adagrad on the server, along the clients' mean update.
+    """Take a step of Adam, Yogi or Adagrad on the server, along the clients' mean update.
 
     Reddi et al. (ICLR 2021), algorithm 2.
 
@@ -66,7 +66,7 @@ class AdaptiveStep(Part):
 
 @dataclass(frozen=True)
 class ExtrapolatedAverage(Part):
-    """Extends the step to the clients' mean: the less the clients agree, the longer it is.
+    """Extend the step to the clients' mean: the less the clients agree, the longer it is.
 
     FedExP (Jhunjhunwala et al., ICLR 2023), eq. 5.
 

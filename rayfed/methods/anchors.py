@@ -19,7 +19,7 @@ from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract,
 
 @dataclass(frozen=True)
 class Proximal(Part):
-    """Pulls a client's parameters to the round's global parameters.
+    """Pull a client's parameters to the round's global parameters.
 
     FedProx (Li et al., MLSys 2020), eq. 2. The term is `mu / 2 ||w_local - w||^2`.
     """
@@ -35,7 +35,7 @@ class Proximal(Part):
 
 @dataclass(frozen=True)
 class Curvature(Part):
-    """Pulls parameters that matter to other clients to these clients' values.
+    """Pull parameters that matter to other clients to these clients' values.
 
     FedCurv (Shoham et al., 2019), eq. 4: elastic weight consolidation on the other clients' tasks.
 
@@ -108,7 +108,7 @@ def momentum_corrected_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class ControlVariates(Part):
-    """Corrects a client's gradients by the control variates of the server and the client.
+    """Correct a client's gradients by the control variates of the server and the client.
 
     SCAFFOLD (Karimireddy et al., ICML 2020), algorithm 1, option II.
 
@@ -156,7 +156,7 @@ class ControlVariates(Part):
 
 @dataclass(frozen=True)
 class ClientMomentum(Part):
-    """Adds `(1 - alpha)` times the server's last step to a client's gradients.
+    """Add `(1 - alpha)` times the server's last step to a client's gradients.
 
     FedCM (Xu et al., 2021).
 

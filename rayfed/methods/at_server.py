@@ -35,7 +35,7 @@ AT_ONCE = 250
 
 @dataclass(frozen=True)
 class EnsembleDistill(Part):
-    """Distils the clients' mean logits on the server's images into the average.
+    """Distil the clients' mean logits on the server's images into the average.
 
     FedDF (Lin et al., NeurIPS 2020), algorithm 1, as in the authors' code.
 
@@ -96,7 +96,7 @@ class EnsembleDistill(Part):
 
 @dataclass(frozen=True)
 class HeadCalibration(Part):
-    """Trains the head on features that the server draws for each class.
+    """Train the head on features that the server draws for each class.
 
     CCVR (Luo et al., NeurIPS 2021).
 

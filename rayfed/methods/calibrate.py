@@ -13,7 +13,7 @@ from rayfed.methods.views import Batch
 
 @dataclass(frozen=True)
 class CalibratedCrossEntropy(Part):
-    """Takes a margin of `tau * n_c^(-1/4)` from each logit before the cross-entropy.
+    """Take a margin of `tau * n_c^(-1/4)` from each logit before the cross-entropy.
 
     FedLC (Zhang et al., ICML 2022).
 
@@ -32,7 +32,7 @@ class CalibratedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class AdjustedCrossEntropy(Part):
-    """Shifts each logit by the log of its class's share before the cross-entropy.
+    """Shift each logit by the log of its class's share before the cross-entropy.
 
     Menon et al., ICLR 2021; used in FedVLS.
     """
@@ -45,7 +45,7 @@ class AdjustedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class LogitSuppression(Part):
-    """Pushes the logits of a class down on the samples of other classes.
+    """Push the logits of a class down on the samples of other classes.
 
     FedVLS (Guo et al., AAAI 2025), as in the authors' code.
     """

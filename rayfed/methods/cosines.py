@@ -66,7 +66,7 @@ class LearnedScale:
 
 @dataclass(frozen=True)
 class SimplexHead(LearnedScale, Part):
-    """Learns labels by cosines to the fixed corners of a simplex, shifted by class shares.
+    """Learn labels by cosines to the fixed corners of a simplex, shifted by class shares.
 
     FedETF (Li et al., ICCV 2023).
 
@@ -98,7 +98,7 @@ class SimplexHead(LearnedScale, Part):
 
 @dataclass(frozen=True)
 class ShareScaledSimplex(Part):
-    """Learns labels by cosines to the corners of a simplex, each times its class's share.
+    """Learn labels by cosines to the corners of a simplex, each times its class's share.
 
     FedGELA (Fan et al., NeurIPS 2023).
 

@@ -20,7 +20,7 @@ from rayfed.tensors.weights import parameters_of
 
 @dataclass(frozen=True)
 class CountedDistill(Part):
-    """Distils at the clients and at the server, with each class weighed by label counts.
+    """Distil at the clients and at the server, with each class weighed by label counts.
 
     Flashback (Aljahdali et al., 2024).
 

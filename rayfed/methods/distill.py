@@ -30,7 +30,7 @@ MASK = (
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Distils the teacher's softmax over all classes, as a term of the local objective.
+    """Distil the teacher's softmax over all classes, as a term of the local objective.
 
     Knowledge distillation (Hinton et al., 2015).
     """
@@ -49,7 +49,7 @@ class Distill(Part):
 
 @dataclass(frozen=True)
 class NotTrueDistill(Part):
-    """Distils over the classes other than the label.
+    """Distil over the classes other than the label.
 
     FedNTD (Lee et al., NeurIPS 2022), eq. 10 and 11.
 
@@ -82,7 +82,7 @@ class NotTrueDistill(Part):
 
 @dataclass(frozen=True)
 class LabelMaskedDistill(Part):
-    """Distils a teacher whose softmax leaves out the client's majority classes.
+    """Distil a teacher whose softmax leaves out the client's majority classes.
 
     FedLMD (Lu et al., ACM MM 2023), eq. 3-6.
 
@@ -106,7 +106,7 @@ class LabelMaskedDistill(Part):
 
 @dataclass(frozen=True)
 class VacantClassDistill(Part):
-    """Distils over the classes that the client lacks.
+    """Distil over the classes that the client lacks.
 
     FedVLS (Guo et al., AAAI 2025).
 
@@ -127,7 +127,7 @@ class VacantClassDistill(Part):
 
 @dataclass(frozen=True)
 class SelectiveDistill(Part):
-    """Holds logits near the teacher's where the teacher is credible, by class and by sample.
+    """Hold logits near the teacher's where the teacher is credible, by class and by sample.
 
     FedSSD (He et al., 2022), eq. 2-6.
 
@@ -164,7 +164,7 @@ class SelectiveDistill(Part):
 
 @dataclass(frozen=True)
 class PrototypeSimilarityDistill(Part):
-    """Distils an averaged teacher, scaled by the similarity of logits to class prototypes.
+    """Distil an averaged teacher, scaled by the similarity of logits to class prototypes.
 
     FedCSD (Yan et al., 2023), eq. 6 to 15.
 
@@ -290,7 +290,7 @@ class PrototypeSimilarityDistill(Part):
 
 @dataclass(frozen=True)
 class PastTeachersDistill(Part):
-    """Distils the mean of the last global models.
+    """Distil the mean of the last global models.
 
     FedGKD (Yao et al., 2021).
 

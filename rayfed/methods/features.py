@@ -17,7 +17,7 @@ from rayfed.tensors.weights import Weights
 
 @dataclass(frozen=True)
 class ModelContrast(Part):
-    """Pulls features to those of the global model, away from those of the client's last model.
+    """Pull features to those of the global model, away from those of the client's last model.
 
     MOON (Li et al., CVPR 2021), eq. 3, on penultimate features.
 
@@ -62,7 +62,7 @@ class ModelContrast(Part):
 
 @dataclass(frozen=True)
 class Decorrelation(Part):
-    """Keeps features from correlating with each other over a batch.
+    """Keep features from correlating with each other over a batch.
 
     FedDecorr (Shi et al., ICLR 2023).
 
@@ -81,7 +81,7 @@ class Decorrelation(Part):
 
 @dataclass(frozen=True)
 class ClassDecorrelation(Part):
-    """Keeps features from correlating with each other within each class of a batch.
+    """Keep features from correlating with each other within each class of a batch.
 
     FedMR (Fan et al., TMLR 2023).
 
@@ -101,7 +101,7 @@ class ClassDecorrelation(Part):
 
 @dataclass(frozen=True)
 class RelaxedContrast(Part):
-    """Pulls features to their class, but not too near, and pushes them away from other classes.
+    """Pull features to their class, but not too near, and push them away from other classes.
 
     FedRCL (Seo et al., CVPR 2024).
 
@@ -129,7 +129,7 @@ class RelaxedContrast(Part):
 
 @dataclass(frozen=True)
 class PredictionVariance(Part):
-    """Makes predictions vary over a batch as if each class were predicted equally often, for sure.
+    """Make predictions vary over a batch as if each class were predicted equally often, for sure.
 
     In FedUV (Son et al., CVPR 2024).
     """
@@ -144,7 +144,7 @@ class PredictionVariance(Part):
 
 @dataclass(frozen=True)
 class FeatureUniformity(Part):
-    """Pushes features apart over a batch, whatever their labels.
+    """Push features apart over a batch, whatever their labels.
 
     In FedUV (Son et al., CVPR 2024).
     """

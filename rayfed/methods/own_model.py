@@ -49,7 +49,7 @@ class Own:
 
 @dataclass(frozen=True)
 class OwnModel(Part):
-    """Lets each client also train a model of its own, which is pulled to the global model.
+    """Let each client also train a model of its own, which is pulled to the global model.
 
     Ditto (Li et al., ICML 2021), algorithm 1.
 
@@ -100,7 +100,7 @@ class OwnModel(Part):
 
 @dataclass(frozen=True)
 class PersonalHead(Part):
-    """Lets each client also train a head of its own, whose logits are added to the global head's.
+    """Let each client also train a head of its own, which is added to the global head.
 
     In FedRoD (Chen and Chao, ICLR 2022).
 

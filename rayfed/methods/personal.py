@@ -28,7 +28,7 @@ Local = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class LocalNorm(Part):
-    """Leaves BatchNorm's parameters and statistics at each client.
+    """Leave BatchNorm's parameters and statistics at each client.
 
     FedBN (Li et al., ICLR 2021), algorithm 1.
     """
@@ -47,7 +47,7 @@ class LocalNorm(Part):
 
 @dataclass(frozen=True)
 class LocalHead(Part):
-    """Leaves the head at each client; all other layers are averaged.
+    """Leave the head at each client; all other layers are averaged.
 
     FedPer (Arivazhagan et al., 2019), algorithm 1.
     """
@@ -66,7 +66,7 @@ class LocalHead(Part):
 
 @dataclass(frozen=True)
 class LocalModel(Part):
-    """Leaves the complete model at each client, so that each one trains alone.
+    """Leave the complete model at each client, so that each one trains alone.
 
     `Local` in Ditto (ICML 2021): the least that a federated method should reach.
 
@@ -80,7 +80,7 @@ class LocalModel(Part):
 
 @dataclass(frozen=True)
 class HeadThenBody(Part):
-    """Trains the head alone by cross-entropy, then the body alone.
+    """Train the head alone by cross-entropy, then the body alone.
 
     In FedRep (Collins et al., ICML 2021), algorithm 1.
 

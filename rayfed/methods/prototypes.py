@@ -48,7 +48,7 @@ class MeanFeatures:
 
 @dataclass(frozen=True)
 class Prototypes(MeanFeatures, Part):
-    """Pulls features to the mean feature of their label.
+    """Pull features to the mean feature of their label.
 
     FedProto (Tan et al., AAAI 2022), with averaging.
 
@@ -68,7 +68,7 @@ class Prototypes(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeContrast(MeanFeatures, Part):
-    """Contrasts features with the prototypes of all classes, and goes over to cross-entropy.
+    """Contrast features with the prototypes of all classes, and go over to cross-entropy.
 
     FedProc (Mu et al., FGCS 2023).
 
@@ -101,7 +101,7 @@ class PrototypeContrast(MeanFeatures, Part):
 
 @dataclass(frozen=True)
 class PrototypeHead(LearnedScale, Part):
-    """Learns labels by cosines to a head of class means, which is not trained.
+    """Learn labels by cosines to a head of class means, which is not trained.
 
     FedNH (Dai et al., AAAI 2023).
 

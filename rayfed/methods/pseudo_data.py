@@ -49,7 +49,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class PseudoData(Part):
-    """Removes from a client's steps what would make it forget the global model's predictions.
+    """Remove from a client's steps what would make it forget the global model's predictions.
 
     FedReg (Xu et al., ICLR 2022), as in the authors' code (Zoesgithub/FedReg).
 

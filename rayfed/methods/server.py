@@ -22,7 +22,7 @@ from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract
 
 @dataclass(frozen=True)
 class Average(Part):
-    """Averages the clients' parameters and buffers, by samples or by clients.
+    """Average the clients' parameters and buffers, by samples or by clients.
 
     FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
 
@@ -48,7 +48,7 @@ class Average(Part):
 
 @dataclass(frozen=True)
 class NormalizedAverage(Part):
-    """Averages the clients' updates, each divided by its number of steps.
+    """Average the clients' updates, each divided by its number of steps.
 
     FedNova (Wang et al., NeurIPS 2020), eq. 6.
 
@@ -82,7 +82,7 @@ class NormalizedAverage(Part):
 
 @dataclass(frozen=True)
 class DiscrepancyAverage(Part):
-    """Averages the clients' weights, where clients with uneven labels count less.
+    """Average the clients' weights, where clients with uneven labels count less.
 
     FedDisco (Ye et al., ICML 2023).
 
@@ -122,7 +122,7 @@ def _divergence(counts: Tensor) -> float:
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Part):
-    """Pulls clients to the global model less their past drift, and corrects their mean.
+    """Regularise clients by their past drift from the global model, and correct their mean.
 
     FedDyn (Acar et al., ICLR 2021), algorithm 1.
 
@@ -177,7 +177,7 @@ class DynamicRegularizer(Part):
 
 @dataclass(frozen=True)
 class ServerMomentum(Part):
-    """Gives the server's steps momentum.
+    """Give the server's steps momentum.
 
     FedAvgM (Hsu et al., 2019).
 
@@ -204,7 +204,7 @@ class ServerMomentum(Part):
 
 @dataclass(frozen=True)
 class Smoothed(Part):
-    """Evaluates the exponential average of the global models; the training does not change.
+    """Evaluate the exponential average of the global models; the training does not change.
 
     `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. If another part
     evaluates other weights than the new ones, `w` are these weights.

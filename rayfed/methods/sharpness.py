@@ -31,7 +31,7 @@ from rayfed.tensors.weights import (
 
 @dataclass(frozen=True)
 class SharpnessAware(Part):
-    """Takes the gradient of the cross-entropy at the nearby weights where it is highest.
+    """Take the gradient of the cross-entropy at nearby weights where the loss is highest.
 
     FedSAM (Qu et al., ICML 2022; also Caldarola et al., ECCV 2022).
 
@@ -52,7 +52,7 @@ class SharpnessAware(Part):
 
 @dataclass(frozen=True)
 class GlobalPerturbation(Part):
-    """Takes the gradient of the cross-entropy at weights back along the global model's path.
+    """Take the gradient of the cross-entropy at weights back along the global model's path.
 
     FedLESAM (Fan et al., ICML 2024).
 
@@ -80,7 +80,7 @@ class GlobalPerturbation(Part):
 
 @dataclass(frozen=True)
 class ProximalPerturbation(Part):
-    """Takes the gradient of the cross-entropy at weights further from the teacher's logits.
+    """Take the gradient of the cross-entropy at weights further from the teacher's logits.
 
     FedSOL (Lee et al., CVPR 2024).
 
@@ -112,7 +112,7 @@ class ProximalPerturbation(Part):
 
 @dataclass(frozen=True)
 class AgreedPerturbation(Part):
-    """Takes the gradient of the cross-entropy a step away, where clients agree on the step.
+    """Take the gradient of the cross-entropy a step away, where clients agree on the step.
 
     In FedSMOO (Sun et al., ICML 2023).
 

@@ -17,7 +17,7 @@ from rayfed.methods.views import Batch
 
 @dataclass(frozen=True)
 class SlimAlign(Part):
-    """Keeps the last stage as smooth as a slimmed copy of this stage.
+    """Keep the last stage as smooth as a slimmed copy of this stage.
 
     FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
 

@@ -14,7 +14,7 @@ from rayfed.methods.views import Batch, ClientView
 
 @dataclass(frozen=True)
 class CrossEntropy(Part):
-    """Learns labels by softmax cross-entropy, times `weight`.
+    """Learn labels by softmax cross-entropy, times `weight`.
 
     In FedLSD's local objective the weight is `1 - beta` (FedNTD, eq. 3).
     """
@@ -33,7 +33,7 @@ class CrossEntropy(Part):
 
 @dataclass(frozen=True)
 class RestrictedCrossEntropy(Part):
-    """Scales down the logits of classes that the client lacks, before the cross-entropy.
+    """Scale down the logits of classes that the client lacks, before the cross-entropy.
 
     FedRS (Li and Zhan, KDD 2021).
     """
@@ -52,7 +52,7 @@ class RestrictedCrossEntropy(Part):
 
 @dataclass(frozen=True)
 class ClassAdaptiveDistill(Part):
-    """Mixes cross-entropy and distillation by how well the teacher knows the class.
+    """Mix cross-entropy and distillation by how well the teacher knows the class.
 
     FedCAD (He et al., AAAI 2022), eq. 1 to 3.
 
