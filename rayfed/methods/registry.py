@@ -270,7 +270,7 @@ def parameters(name: str) -> list[tuple[str, Any, str]]:
     [('mu', 0.01, "pull towards the round's global weights; 0 is FedAvg")]
     """
     maker: Any = _find(name)
-    kinds = [maker] if inspect.isclass(maker) else [type(part) for part in maker()]
+    kinds: list[Any] = [maker] if inspect.isclass(maker) else [type(part) for part in maker()]
     sentences: dict[str, str] = {}
     for kind in reversed(kinds):
         for field in dataclasses.fields(kind):

@@ -141,13 +141,15 @@ def test_methods_lists_every_recipe_and_part(rayfed):
     assert [name for name in (*RECIPES, *PARTS) if not rows[name].endswith(".")] == [], (
         "whole sentences"
     )
-    assert "Lee et al." in result.stdout
+    assert "over the classes other than the label" in rows["fedntd"]
     assert 'form="kl"' in result.stdout
 
 
 def test_methods_describes_a_method_and_a_users_part(folder, rayfed, monkeypatch):
     lines = rayfed("methods", "FedProx").stdout.splitlines()
-    assert "FedProx (Li et al., MLSys 2020)" in lines[0] and lines[-1].split()[:2] == ["mu", "0.01"]
+    assert lines[0].startswith("Pull a client's parameters") and lines[0].endswith(".")
+    assert "FedProx (Li et al., MLSys 2020)" in lines[2]
+    assert lines[-1].split()[:2] == ["mu", "0.01"]
     # So that it leaves none behind.
     monkeypatch.setitem(sys.modules, "mine", None)
     sys.modules.pop("mine")
