@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
-from rayfed.base.files import read_regular
 from rayfed.base.values import (
     Checked,
     Form,
@@ -439,7 +438,7 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return dict(source)
     try:
         # Some editors write a mark at the beginning, which this encoding skips.
-        text = read_regular(_path_of(source)).decode("utf-8-sig")
+        text = _path_of(source).read_bytes().decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
         name = Path(source).name

@@ -214,12 +214,6 @@ def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, 
     assert read_job({"name": "n"}, {"data.source": "Emnist"}).data.source == "emnist"
 
 
-def test_a_pipe_in_place_of_a_job_file_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "job.toml")
-    with pytest.raises(InputError, match=r"cannot be read: .*no regular file"):
-        read_toml(tmp_path / "job.toml")
-
-
 def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(
     tmp_path, monkeypatch
 ):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from rayfed.base.errors import InputError, refuse_secrets
-from rayfed.base.files import open_regular, read_regular, write_bytes
+from rayfed.base.files import write_bytes
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
     Windows.
     """
     if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb") as file:
             is_empty = os.fstat(file.fileno()).st_size == 0
             content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return pa.BufferReader(content)
@@ -71,7 +71,7 @@ def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
 def read_file(fs: pafs.FileSystem, path: str, limit: int = -1) -> bytes:
     """The content of a file, or its first `limit` bytes. Raises OSError."""
     if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb") as file:
             return file.read(limit)
     with fs.open_input_file(path) as file:
         content: bytes = file.read() if limit < 0 else file.read(limit)
@@ -116,7 +116,7 @@ class Folder:
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError, and any other OSError where there is no file that can be read."""
         if self.local is not None:
-            return read_regular(self.local / name)
+            return (self.local / name).read_bytes()
         with self._fs.open_input_stream(f"{self._root}/{name}") as stream:
             return bytes(stream.read())
 

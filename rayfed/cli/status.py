@@ -11,7 +11,6 @@ import click
 
 from rayfed.base.console import aligned, duration, print_table, shown
 from rayfed.base.errors import InputError, NoRay, NoToken, Resumable, harmless
-from rayfed.base.files import read_regular
 from rayfed.cli.options import RUNS, complete_name
 from rayfed.cli.submit import address_option, hint
 from rayfed.folder.summary import read_summary, status_of
@@ -144,7 +143,7 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
         # A file may be incomplete, or that of another program.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             summary = read_summary(file.parent)
-            job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
+            job = tomllib.loads((file.parent / "job.toml").read_bytes().decode())
             best = summary.get("best")
             row = (
                 file.parent.relative_to(root).as_posix(),

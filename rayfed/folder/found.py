@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.base.errors import InputError, nearest
-from rayfed.base.files import read_regular, write_text
+from rayfed.base.files import write_text
 
 NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")
 # This file in a grid's folder lists its runs in the order of the job file.
@@ -80,7 +80,7 @@ def write_order(grid: Path, runs: Sequence[Path]) -> None:
 def read_order(grid: Path) -> list[str]:
     """Return the runs that a grid's folder notes, as paths in it; empty if it is no grid."""
     try:
-        return read_regular(grid / ORDER).decode().splitlines()
+        return (grid / ORDER).read_bytes().decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return []
 

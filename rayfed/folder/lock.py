@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.base.errors import InputError, Locked
-from rayfed.base.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     # This imports pyarrow, which `rayfed status` does not need.
@@ -42,7 +41,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """
     try:
         # Other users must not read the file, because whoever can read it can lock it.
-        file = open_regular(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise _cannot_be_locked(folder, error) from None
     try:
@@ -71,7 +70,7 @@ def _take(file: int, folder: Path, name: str) -> None:
             return
         time.sleep(0.05)
     try:
-        holder = read_regular(folder / name).decode(errors="replace") or "another process"
+        holder = (folder / name).read_bytes().decode(errors="replace") or "another process"
     except OSError:
         holder = "another process"
     raise Locked(f"'{folder}' is being written to by {holder}: wait for it, or stop it")
@@ -100,7 +99,7 @@ def _warn_of_no_locks(folder: Path, error: str) -> None:
 def is_locked(folder: Path, name: str = LOCK) -> bool:
     """Say whether a process holds the lock of a folder, as far as this machine can see."""
     try:
-        file = open_regular(folder / name, os.O_RDONLY)
+        file = os.open(folder / name, os.O_RDONLY)
     except PermissionError:
         # The file belongs to another user, whose run may be at work.
         return True

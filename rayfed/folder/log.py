@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.base.errors import cut, harmless
-from rayfed.base.files import open_regular
 
 # An error is cut to so many characters. The screen shows fewer.
 IN_LOG = 1_000_000
@@ -19,15 +18,6 @@ class LogFile(logging.FileHandler):
 
     The run continues, and the screen shows the same log.
     """
-
-    def _open(self) -> Any:
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            errors=self.errors,
-            opener=open_regular,
-        )
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))

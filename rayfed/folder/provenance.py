@@ -17,7 +17,7 @@ from typing import Any
 
 from rayfed.base.code import Source, edited
 from rayfed.base.errors import InputError
-from rayfed.base.files import is_installed, read_regular
+from rayfed.base.files import is_installed
 from rayfed.data.unevenness import unevenness
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
@@ -237,7 +237,7 @@ def hash_of_model(setup: Setup) -> str:
             digest.update(name.encode())
             digest.update(bits(tensor).numpy().tobytes())
     if path:
-        digest.update(read_regular(Path(path)))
+        digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.base.files import read_regular
 from rayfed.clients.settings import Training
 from rayfed.folder.lock import is_locked
 
@@ -96,7 +95,7 @@ def read_json(file: Path) -> dict[str, Any]:
     A file can be damaged by a power cut. A warning in the log says so.
     """
     try:
-        return dict(json.loads(read_regular(file).decode()))
+        return dict(json.loads(file.read_bytes().decode()))
     except FileNotFoundError:
         return {}
     except (OSError, RecursionError, TypeError, ValueError) as error:

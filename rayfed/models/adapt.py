@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rayfed.base.errors import InputError, did_you_mean
-from rayfed.base.files import read_regular
 from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights, identical, other_names
 
@@ -137,7 +136,7 @@ def _read_weights(path: str) -> Weights:
             f"{_joining(['a', 'b'])}"
         )
     try:
-        content = read_regular(Path(path))
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise InputError(f"{key}: there is no such file") from None
     except OSError as error:

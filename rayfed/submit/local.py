@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfed.base.errors import InputError, NoRay, nearest
-from rayfed.base.files import read_regular
 from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
 
@@ -51,7 +50,7 @@ class LocalRun:
         """
         lock = self.path / LOCK
         try:
-            words = read_regular(lock).decode(errors="replace").partition("\n")[0]
+            words = lock.read_bytes().decode(errors="replace").partition("\n")[0]
         except OSError as error:
             raise InputError(f"'{lock}' cannot be read: {error}") from None
         match = HOLDER.fullmatch(words)
@@ -89,7 +88,7 @@ class LocalRun:
         Raises `InputError` if it cannot be read.
         """
         try:
-            return read_regular(self.path / "log.txt").decode(errors="replace")
+            return (self.path / "log.txt").read_bytes().decode(errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as error:

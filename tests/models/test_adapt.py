@@ -335,14 +335,6 @@ def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, mes
         adapted("lenet", weights=path)
 
 
-def test_a_pipe_in_place_of_a_file_of_weights_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "w.safetensors")
-    with pytest.raises(
-        InputError, match=r"not a safetensors file that can be read \(.*no regular file"
-    ):
-        adapted("lenet", weights=str(tmp_path / "w.safetensors"))
-
-
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
     (tmp_path / "w.pt").write_bytes(b"PK\x03\x04 of another kind")
     with pytest.raises(InputError, match=r"w.pt' was written by torch.save"):
