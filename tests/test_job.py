@@ -1,6 +1,5 @@
 """Job files: how they are read, overridden and written."""
 
-import os
 import tomllib
 from dataclasses import dataclass, replace
 from datetime import date, timedelta

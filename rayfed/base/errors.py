@@ -92,8 +92,9 @@ class WorkersLost(Resumable):
 
 
 class KilledActors(WorkersLost):
-    """A piece of work whose actor died, or did not answer, each time that it was tried; `how` says
-    which.
+    """The actor of a piece of work died, or did not answer, each time that it was tried.
+
+    `how` says which of the two.
     """
 
     def __init__(
@@ -113,9 +114,7 @@ class Unwritable(Resumable):
 
 
 class Locked(Resumable):
-    """Another process writes to the run's folder, or a machine that is lost had it and its lock has
-    not run out.
-    """
+    """Another process writes to the run's folder, or a lost machine still holds its lock."""
 
 
 class ClusterLost(RuntimeError):
@@ -144,13 +143,15 @@ class Restarted(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; of an error without text, its type.
+    """Return what an error says first; its type where it has no text.
 
     A sentence that goes on in the next line, such as "To fix this, either:", is left out; an only
-    one is whole.
+    sentence is whole.
 
-    >>> first_line(ValueError("It is closed. To fix this, either:\\n- open it")), first_line(ValueError())
-    ('It is closed.', 'ValueError')
+    >>> first_line(ValueError("It is closed. To fix this, either:\\n- open it"))
+    'It is closed.'
+    >>> first_line(ValueError())
+    'ValueError'
     >>> first_line(ValueError("It was started with:\\n  Ray: 2.9\\n"))
     'It was started with: Ray: 2.9'
     """
@@ -176,10 +177,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
-    """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid
-    names.
+    """Return the end of a message about an unknown name: what was meant, and all valid names.
 
-    More than forty valid names are only counted.
+    What was meant is `near`, or else the nearest valid name. More than forty valid names are only
+    counted.
 
     >>> did_you_mean("fednt", ["fedavg", "fedntd"])
     "; did you mean 'fedntd'? (valid: fedavg, fedntd)"
@@ -195,14 +196,14 @@ def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
 
 
 def explained(error: Exception) -> str:
-    """The message of a command that an error ends.
+    """Return the message of a command that an error ends.
 
     An error of this package says everything; any other error needs its traceback.
     """
     if isinstance(error, InputError):
         text = str(error)
     elif type(error).__module__.partition(".")[0] == "rayfed":
-        # Where the results so far are.
+        # Notes say where the results so far are.
         text = "\n".join([without_ours(str(error)), *getattr(error, "__notes__", [])])
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
@@ -210,15 +211,13 @@ def explained(error: Exception) -> str:
 
 
 def without_ours(text: str) -> str:
-    """A text with a traceback, without the frames of this package where others are in it; the log
-    has all.
-    """
+    """Leave out the frames of this package from a traceback that has others; the log has all."""
     others = FRAME.sub(lambda frame: "" if (PACKAGE / frame[1]).is_file() else frame[0], text)
     return others if '  File "' in others else text
 
 
 def cut(text: str, limit: int = 10_000) -> str:
-    """A text without its middle, if it has more than `limit` characters.
+    """Leave out the middle of a text that has more than `limit` characters.
 
     >>> cut("a" * 5 + "b" * 90 + "c" * 5, limit=10)
     'aaaaa\\n... 90 characters are left out here ...\\nccccc'
@@ -234,12 +233,12 @@ def cut(text: str, limit: int = 10_000) -> str:
 
 
 def uncoloured(text: str) -> str:
-    """A text without a terminal's colours, such as those of Ray's tracebacks."""
+    """Remove a terminal's colours from a text, such as those of Ray's tracebacks."""
     return COLOURS.sub("", text)
 
 
 def masked(text: str) -> str:
-    """A text without the passwords and keys of the addresses in it.
+    """Remove the passwords and keys of the addresses in a text.
 
     >>> masked("s3://ID:KEY@b/x?secret_key=1&region=2"), masked("hdfs://h:8020/a@b")
     ('s3://...@b/x?secret_key=...&region=2', 'hdfs://h:8020/a@b')
@@ -248,10 +247,10 @@ def masked(text: str) -> str:
 
 
 def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
-    """Raises `InputError`, without the secret, where a text in a value is an address with a
-    password or a key.
+    """Raise `InputError` where a text in a value is an address with a password or a key.
 
-    `key` is that of a job file; without it, the message says of which kind the value is.
+    The message does not have the secret. `key` is that of a job file; without it, the message says
+    of which kind the value is.
     """
     unread = [value]
     while unread:
@@ -273,8 +272,9 @@ def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
 
 
 def harmless(text: str) -> str:
-    """A text without colours; what else would steer a terminal or a page is spelled out, but ends
-    of lines and tabs.
+    """Remove colours from a text, and spell out what else would steer a terminal or a page.
+
+    Ends of lines and tabs stay.
 
     >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07"), harmless("b\\u202e")
     ('ared\\\\x1b]0;title\\\\x07', 'b\\\\u202e')
@@ -283,17 +283,22 @@ def harmless(text: str) -> str:
 
 
 def spelled(name: str, known: Iterable[str]) -> str:
-    """A name as `known` spells it, in upper or lower case; a name that is not among them as it is.
+    """Return a name as `known` spells it; a name that is not among them as it is.
 
-    >>> spelled("FedNTD", ["fedavg", "fedntd"]), spelled("FedLMD-Tf", ["fedlmd_tf"]), spelled("Mine", ["fedavg"])
-    ('fedntd', 'fedlmd_tf', 'Mine')
+    >>> spelled("FedNTD", ["fedavg", "fedntd"]), spelled("FedLMD-Tf", ["fedlmd_tf"])
+    ('fedntd', 'fedlmd_tf')
+    >>> spelled("Mine", ["fedavg"])
+    'Mine'
     """
     plain = name.lower().replace("_", "-")
-    return next((one for one in known if one.lower().replace("_", "-") == plain), name)
+    for known_name in known:
+        if known_name.lower().replace("_", "-") == plain:
+            return known_name
+    return name
 
 
 def told(value: Any) -> str:
-    """A value for a message: shortened, and without an address in memory.
+    """Return a value for a message: shortened, and without an address in memory.
 
     >>> told(object()), told(len), told("x" * 1000) == repr("x" * 200) + "..."
     ('an object of the class builtins.object', 'builtins.len', True)

@@ -23,8 +23,9 @@ STANDARD_LIBRARY = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"
 
 
 def is_installed(file: str) -> bool:
-    """Whether a module's file is Python's own, or a package's: of this environment, or of another
-    that it uses.
+    """Say whether a module's file is Python's own, or a package's.
+
+    The package may be of this environment, or of another that this one uses.
     """
     return (
         "/site-packages/" in file or "/dist-packages/" in file or file.startswith(STANDARD_LIBRARY)
@@ -33,8 +34,9 @@ def is_installed(file: str) -> bool:
 
 @contextmanager
 def writing_to(place: Path | str) -> Iterator[None]:
-    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else
-    `InputError`.
+    """Raise one sentence in place of an OSError.
+
+    It is `Unwritable` where it may help to try again, else `InputError`.
     """
     try:
         yield
@@ -54,14 +56,14 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     try:
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
-        # Of a killed run; or a link, and nothing is written through one.
+        # A killed run may have left it.
         aside.unlink(missing_ok=True)
         with aside.open("xb") as file:
             yield file
         try:
             os.replace(aside, path)
         except IsADirectoryError:
-            # Only if it is empty.
+            # This removes it only if it is empty.
             path.rmdir()
             os.replace(aside, path)
     except BaseException:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def locate(path: str) -> tuple[pafs.FileSystem, str]:
-    """The file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
+    """Return the file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
     refuse_secrets(path)
     if "://" in path:
         return reach(path, lambda: pafs.FileSystem.from_uri(path))
@@ -27,7 +27,7 @@ def locate(path: str) -> tuple[pafs.FileSystem, str]:
 
 
 def joined(path: str, name: str) -> str:
-    """A file or folder in another: the name goes to the path of a URI, before its parameters.
+    """Name a file or folder in another: in a URI the name goes before the parameters.
 
     >>> joined("s3://bucket/kept/?region=eu", "mine"), joined("/kept?", "mine")
     ('s3://bucket/kept/mine?region=eu', '/kept?/mine')
@@ -37,9 +37,7 @@ def joined(path: str, name: str) -> str:
 
 
 def reach(path: str, ask: Callable[[], T]) -> T:
-    """The answer of `ask`; an `InputError` that names the path where its file system does not
-    answer.
-    """
+    """Return the answer of `ask`. Raise `InputError` where a path's file system does not answer."""
     try:
         return ask()
     except InputError:
@@ -55,7 +53,7 @@ def exists(path: str) -> bool:
 
 
 def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
-    """An open file to read from. Raises OSError.
+    """Open a file to read from. Raises OSError.
 
     Arrow takes names in UTF-8 alone. A name on a local disk may have any bytes, as in archives of
     Windows.
@@ -69,7 +67,7 @@ def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
 
 
 def read_file(fs: pafs.FileSystem, path: str, limit: int = -1) -> bytes:
-    """The content of a file, or its first `limit` bytes. Raises OSError."""
+    """Return the content of a file, or its first `limit` bytes. Raises OSError."""
     if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
         with open(path, "rb") as file:
             return file.read(limit)
@@ -99,11 +97,9 @@ class Folder:
         return Path(self._root) if isinstance(self._fs, pafs.LocalFileSystem) else None
 
     def names(self, odd: bool = False) -> list[str]:
-        """The files in it, sorted; none where there is no folder.
+        """Return the names of the files in it, sorted; none where there is no folder.
 
-        Half-written files are not listed.
-
-        With `odd`, also what is no file, such as a folder or a pipe.
+        Half-written files are not listed. With `odd`, also what is no file, such as a folder, is.
         """
         chosen = pafs.FileSelector(self._root, allow_not_found=True)
         found = reach(self.place, lambda: self._fs.get_file_info(chosen))
@@ -114,7 +110,7 @@ class Folder:
         )
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError, and any other OSError where there is no file that can be read."""
+        """Return the content of a file. Raises OSError where there is none that can be read."""
         if self.local is not None:
             return (self.local / name).read_bytes()
         with self._fs.open_input_stream(f"{self._root}/{name}") as stream:

@@ -5,7 +5,6 @@ import logging.handlers
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rayfed.base.errors import cut, harmless
 

@@ -3,7 +3,6 @@ killed.
 """
 
 import json
-import os
 from dataclasses import replace
 
 import numpy as np

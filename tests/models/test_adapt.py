@@ -5,7 +5,6 @@ is refused.
 import builtins
 import copy
 import math
-import os
 import re
 from dataclasses import replace
 
