@@ -290,20 +290,6 @@ def test_nothing_is_written_or_removed_through_a_link(setup, tmp_path):
     assert contents(tmp_path / "away") == {"kept.txt": b"mine"}
 
 
-def test_a_resumed_run_writes_neither_its_log_nor_its_lock_through_a_link(tables, tmp_path):
-    path = rayfed.run(tables, {"train.num_rounds": 1}).path
-    mine = tmp_path / "mine.txt"
-    mine.write_text("mine")
-    (path / "log.txt").unlink(missing_ok=True)
-    (path / "log.txt").symlink_to(mine)
-    assert rayfed.resume(path, {"train.num_rounds": 2}).rounds.num_rows == 3
-    (path / ".lock").unlink(missing_ok=True)
-    (path / ".lock").symlink_to(mine)
-    with pytest.raises(InputError, match=f"'{path}' cannot be locked: "):
-        rayfed.resume(path, {"train.num_rounds": 3})
-    assert mine.read_text() == "mine"
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_that_is_not_a_run_is_never_replaced(setup, force):
     path = folder_of(setup.job)
