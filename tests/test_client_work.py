@@ -96,7 +96,7 @@ class Tiny(Part):
         return None, float(torch.tensor(1e-40) * 1.0)
 
 
-def test_a_desk_serves_one_client_as_a_new_desk_would(make_setup, digest):
+def test_a_context_serves_one_client_as_a_new_one_would(make_setup, digest):
     setup = make_setup(fedntd(), norm=True, augment=Augment(flip=True))
     shared = RoundContext(setup, broadcast_of(setup))
     for client in (1, 4, 1):
@@ -107,13 +107,13 @@ def test_a_desk_serves_one_client_as_a_new_desk_would(make_setup, digest):
         assert digest(replies[0].summands) == digest(replies[1].summands)
 
 
-def test_a_desk_keeps_no_copy_that_a_single_client_asked_for(make_setup):
+def test_a_context_keeps_no_copy_that_a_single_client_asked_for(make_setup):
     """MOON asks for each client's own last model: a task of many clients would fill the memory."""
     setup = make_setup(moon(), batch_size=100)
     context, sizes = RoundContext(setup, broadcast_of(setup)), []
     for client in range(6):
         train(context, client, {"model_contrast": state_of(setup.model)})
-        sizes.append(len(context._frozen._made))
+        sizes.append(len(context._frozen._copies))
     assert sizes == [2] * 6
 
 
