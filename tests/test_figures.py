@@ -24,7 +24,8 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.tables import read_table
-from rayfed.papers import clients, global_model, uneven
+from rayfed.papers import classes, clients, global_model, sweep, uneven
+from rayfed.papers.classes import class_accuracy, label_counts, similarity
 from rayfed.papers.clients import ranks
 from rayfed.papers.curves import curves
 from rayfed.papers.figure import KINDS
@@ -369,24 +370,31 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     job = (full / "job.toml").read_text()
     (full / "job.toml").write_text(job.replace('name = "fedavg"', "name = '<b>$y$'", 1))
     drawn_runs = [full]
-    if kind == "unevenness":  # it compares partitions
+    options = {"sweep": ["--x", "train.lr"], "scatter": ["--x", "best"]}.get(kind, [])
+    if kind == "sweep":
+        other = shutil.copytree(full, tmp_path / "other")
+        (other / "job.toml").write_text((full / "job.toml").read_text().replace("0.05", "0.1"))
+        drawn_runs.append(other)
+    # It compares partitions.
+    if kind == "unevenness":
         drawn_runs.append(shutil.copytree(full, tmp_path / "other"))
         partition = pq.read_table(full / "partition.parquet")
         pq.write_table(partition.slice(1), tmp_path / "other/partition.parquet")
         job = (full / "job.toml").read_text()
         (tmp_path / "other/job.toml").write_text(job.replace("'<b>$y$'", "'other/<b>$y$'", 1))
     for suffix in (".svg", ".png"):
-        done = figure(kind, *drawn_runs, "-o", tmp_path / f"a{suffix}")
+        done = figure(kind, *drawn_runs, *options, "-o", tmp_path / f"a{suffix}")
         assert done.exit_code == 0, done.stderr
     text = (tmp_path / "a.svg").read_text()
     words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
     assert "<script" not in text and "<b>" not in text
     assert any("<b>$y$" in word for word in words), "a name is text, and not a formula"
-    if kind in ("forgetting", "confusion"):
+    if kind in ("forgetting", "confusion", "classes", "counts"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
-        assert picture.width >= (800 if kind in ("confusion", "curves") else 1350)
-    wide = figure(kind, *drawn_runs, "--width", 7, "-o", tmp_path / "b.svg")
+        small = ("confusion", "curves", "consistency", "sweep", "scatter", "bars")
+        assert picture.width >= (400 if kind in small else 1350)
+    wide = figure(kind, *drawn_runs, *options, "--width", 7, "-o", tmp_path / "b.svg")
     assert ElementTree.parse(tmp_path / "b.svg").getroot().get("width") == f"{7 * 72}pt"
     caption = wide.stdout.splitlines()[1]
     assert caption and caption not in words, "it is printed, to be put below the figure"
@@ -578,6 +586,98 @@ def test_the_page_draws_what_was_measured(runs):
     assert {y for _, _, y, _ in charts["drift"]["points"]} <= {
         float(f"{y:.6g}") for y in found["drift.divergence"]
     }
+
+
+def test_class_accuracies_are_those_of_the_table_and_add_up_where_that_is_asked(runs, full):
+    run = runs[0]
+    rounds, values = class_accuracy(run, None)
+    assert np.array_equal(rounds, run.class_rounds) and values is run.class_accuracy
+    mesh = drawn(classes.accuracy, [run]).axes[0].collections[0]
+    np.testing.assert_allclose(mesh.get_array().reshape(10, -1), 100 * values.T, atol=1e-9)
+    mesh = drawn(classes.accuracy, [run], normalised=True).axes[0].collections[0]
+    sums = mesh.get_array().reshape(10, -1).sum(axis=0)
+    np.testing.assert_allclose(sums, 1, atol=1e-9)
+    # In `full`, clients take a class for itself in three of twelve cases.
+    rounds, values = class_accuracy(read_run(full), 1)
+    assert rounds.tolist() == [2]
+    np.testing.assert_allclose(values, 0.25)
+    with pytest.raises(InputError, match=r"--client 3: .* it has some of 0, 1, 5"):
+        class_accuracy(read_run(full), 3)
+
+
+def test_similarity_is_the_cosine_to_the_evaluated_round_before(runs):
+    accuracy = np.array([[1.0, 1.0], [0.0, 0.0], [0.3, 0.4], [0.4, 0.3], [0.8, 0.6]])
+    run = replace(
+        runs[0],
+        classes=("a", "b"),
+        class_rounds=np.array([0, 1, 2, 3, 5]),
+        class_accuracy=accuracy,
+    )
+    rounds, cosines = similarity(run)
+    assert rounds.tolist() == [3, 5]
+    np.testing.assert_allclose(cosines, [0.24 / 0.25, 1.0])
+    with pytest.raises(InputError, match="no two evaluated rounds in a row"):
+        similarity(replace(run, class_accuracy=np.zeros((5, 2))))
+
+
+def test_counts_are_the_columns_of_the_table(runs):
+    rounds, seen, predicted = label_counts(runs[0])
+    table = read_table(runs[0].folder, "classes").to_pylist()
+    assert rounds.tolist() == [1, 2, 3, 4]
+    for place, name in enumerate(runs[0].classes):
+        of_class = [row for row in table if row["class"] == name and row["round"] > 0]
+        assert seen[:, place].tolist() == [row["seen"] for row in of_class]
+        assert predicted[:, place].tolist() == [row["predicted"] for row in of_class]
+    axes = drawn(classes.counts, runs).axes
+    assert [place.get_title(loc="left") for place in axes[:2]] == [
+        "fedavg\nheld by the clients",
+        "fedavg\npredicted",
+    ]
+
+
+def settings(runs, key, *values):
+    """Copies of runs in memory, whose jobs have these values of a key of `train`."""
+    found = []
+    for run in runs:
+        for value in values:
+            train = {**run.job["train"], key: value}
+            found.append(
+                replace(
+                    run,
+                    job={**run.job, "train": train},
+                    label=f"{run.job['name']}/{key}-{value}",
+                    folder=run.folder.parent / f"{run.job['name']}-{value}",
+                )
+            )
+    return found
+
+
+def test_a_sweep_has_a_line_for_each_method_over_the_values_of_the_key(runs):
+    figure_of_lr = drawn(sweep.sweep, settings(runs, "lr", 0.1, 0.05, 0.2), x="train.lr")
+    lines = [container[0] for container in figure_of_lr.axes[0].containers]
+    assert [container.get_label() for container in figure_of_lr.axes[0].containers] == [
+        "fedavg",
+        "fedntd",
+    ]
+    for of_method, run in zip(lines, runs, strict=True):
+        assert of_method.get_xdata().tolist() == [0.05, 0.1, 0.2]
+        assert of_method.get_ydata() == pytest.approx([sweep.number_of(run, "last")] * 3)
+    with pytest.raises(InputError, match=r"all runs have train\.lr = 0\.05, so there is no axis"):
+        sweep.sweep(runs, x="train.lr")
+    with pytest.raises(InputError, match=r"has no such key; did you mean 'train.lr'"):
+        sweep.sweep(runs, x="train.lrr")
+
+
+def test_bars_and_points_are_the_numbers_of_the_table(runs):
+    heights = [bar.get_height() for bar in drawn(sweep.bars, runs, of="best").axes[0].patches]
+    np.testing.assert_allclose(heights, [sweep.number_of(run, "best") for run in runs])
+    points = drawn(sweep.scatter, runs, x="drift.alignment", of="last").axes[0].lines
+    for point, run in zip(points, runs, strict=True):
+        _, alignment = run.notes["drift.alignment"]
+        assert point.get_xdata()[0] == pytest.approx(alignment[-1])
+        assert point.get_ydata()[0] == pytest.approx(sweep.number_of(run, "last"))
+    with pytest.raises(InputError, match="no such number by round"):
+        sweep.bars(runs, of="nonsense")
 
 
 def test_the_command_lists_the_kinds():

@@ -27,7 +27,7 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
     A line is the mean over seeds, in a band from the lowest seed to the highest.
     """
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
-    words = _words(of)
+    words = words_of(of)
     caption = f"{words[:1].upper()}{words[1:]} by round"
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
@@ -53,10 +53,10 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
     return figure
 
 
-def _words(of: str) -> str:
+def words_of(of: str) -> str:
     """Return the words for a number, with its unit if it is in percent.
 
-    >>> _words("test_accuracy"), _words("train_loss")
+    >>> words_of("test_accuracy"), words_of("train_loss")
     ('test accuracy (%)', 'train loss')
     """
     if of.startswith(("forgetting.", DOMAIN)):

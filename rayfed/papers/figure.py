@@ -24,14 +24,38 @@ class Kind(NamedTuple):
     drawn_by: str
     what: str
     papers: str
-    # The option that the kind has and others do not have.
-    takes: str = ""
+    # The options that the kind has and others do not have.
+    takes: tuple[str, ...] = ()
 
 
 KINDS = {
-    "curves": Kind("curves:curves", "accuracy or another number by round", "", "of"),
+    "curves": Kind("curves:curves", "accuracy or another number by round", "", ("of",)),
     "forgetting": Kind(
         "global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"
+    ),
+    "classes": Kind(
+        "classes:accuracy",
+        "accuracy of each class, by round",
+        "FedNTD 2a and 10, FedSSD 3",
+        ("client", "normalised"),
+    ),
+    "consistency": Kind(
+        "classes:consistency",
+        "similarity of class accuracies to the round before",
+        "FedNTD 2b",
+    ),
+    "counts": Kind(
+        "classes:counts", "labels of the round's clients and predicted labels", "FedLMD 2"
+    ),
+    "sweep": Kind(
+        "sweep:sweep",
+        "a number by a key of the job",
+        "FedNTD 2c, 15, 16, FedLMD 7 to 9, FedSSD 9, FedCSD 3, 4",
+        ("x", "of"),
+    ),
+    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5", ("of",)),
+    "scatter": Kind(
+        "sweep:scatter", "a number of each run against another one", "FedNTD 8", ("x", "of")
     ),
     "local": Kind(
         "clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"
@@ -39,14 +63,14 @@ KINDS = {
     "in-out": Kind(
         "clients:in_out",
         "the same on a client's own and on other classes",
-        "FedNTD 4 and 6",
-        "round",
+        "FedNTD 4",
+        ("round",),
     ),
     "divergence": Kind(
         "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
     ),
     "confusion": Kind(
-        "global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", "round"
+        "global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", ("round",)
     ),
     "unevenness": Kind(
         "uneven:unevenness", "last accuracy by how uneven the clients' data are", ""
@@ -64,7 +88,9 @@ KINDS = {
     help="The picture: .svg, .png or .pdf; KIND.svg here.",
 )
 @click.option(
-    "--of", metavar="NUMBER", help="Of curves: a column of rounds.parquet, or forgetting.round, ..."
+    "--of",
+    metavar="NUMBER",
+    help="The number to draw: a column of rounds.parquet, forgetting.round, a note, ...",
 )
 @click.option(
     "--round",
@@ -73,6 +99,13 @@ KINDS = {
         "A measured round, of in-out and confusion. If not given: the last; of in-out, up to five "
         "rounds."
     ),
+)
+@click.option(
+    "--x", metavar="KEY", help="The axis: of sweep a key of the job, of scatter a number."
+)
+@click.option("--client", type=int, help="Of classes: the model that this client has trained.")
+@click.option(
+    "--normalised", is_flag=True, default=None, help="Of classes: a round's accuracies add up to 1."
 )
 @label_option
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
@@ -116,8 +149,8 @@ def figure(
             f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of "
             "a page"
         )
-    for name in options.keys() - {"width", KINDS[kind].takes}:
-        takers = " and ".join(other for other, of_kind in KINDS.items() if of_kind.takes == name)
+    for name in options.keys() - {"width", *KINDS[kind].takes}:
+        takers = " and ".join(other for other, of_kind in KINDS.items() if name in of_kind.takes)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
     import_matplotlib()
     from rayfed.papers.panels import save

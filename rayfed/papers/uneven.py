@@ -63,7 +63,7 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
             means = [mean for mean, _ in stats]
             deviations = [deviation for _, deviation in stats]
             errors = None if None in deviations else deviations
-            label = _common([settings[place] for place in places])
+            label = common_name([settings[place] for place in places])
             panel.errorbar(
                 uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number)
             )
@@ -81,7 +81,7 @@ def _means(settings: Sequence[Row], measure: str) -> np.ndarray:
     return np.array(means)
 
 
-def _common(settings: Sequence[Row]) -> str:
+def common_name(settings: Sequence[Row]) -> str:
     """Return what the names of a method's settings have in common, or else all names.
 
     For `dirichlet-0.1/fedavg` and `dirichlet-1/fedavg`, this is `fedavg`.
