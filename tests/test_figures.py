@@ -27,7 +27,7 @@ from rayfed.folder.tables import read_table
 from rayfed.papers import classes, clients, global_model, sweep, uneven
 from rayfed.papers.classes import class_accuracy, label_counts, similarity
 from rayfed.papers.clients import ranks
-from rayfed.papers.curves import curves
+from rayfed.papers.curves import curves, series
 from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, shown_matrices
 from rayfed.papers.panels import apart, save
@@ -666,6 +666,18 @@ def test_a_sweep_has_a_line_for_each_method_over_the_values_of_the_key(runs):
         sweep.sweep(runs, x="train.lr")
     with pytest.raises(InputError, match=r"has no such key; did you mean 'train.lr'"):
         sweep.sweep(runs, x="train.lrr")
+
+
+def test_a_number_may_be_of_two(runs):
+    run = runs[0]
+    rounds, gap = series(run, "test_accuracy - local.after.accuracy")
+    of_rounds = dict(zip(*series(run, "test_accuracy"), strict=True))
+    of_clients = dict(zip(*series(run, "local.after.accuracy"), strict=True))
+    assert rounds.tolist() == [1, 2, 3, 4]
+    expected = [of_rounds[round] - of_clients[round] for round in rounds.tolist()]
+    np.testing.assert_allclose(gap, expected)
+    with pytest.raises(InputError, match="no such number by round; did you mean"):
+        series(run, "test_acuracy/train_loss")
 
 
 def test_bars_and_points_are_the_numbers_of_the_table(runs):

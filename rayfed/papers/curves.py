@@ -4,6 +4,7 @@ A line for each method shows the mean over its seeds, in a band around them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,6 +20,10 @@ from rayfed.report.table import lacking
 
 # These numbers are fractions of 1, which are drawn in percent.
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
+
+
+# What stands between two numbers, and what is computed of them.
+PAIRS = {" - ": np.subtract, "/": np.divide}
 
 
 def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None = None) -> Figure:
@@ -68,9 +73,13 @@ def words_of(of: str) -> str:
 def series(run: Run, of: str) -> Series:
     """Return the rounds that have a number, and its values.
 
-    A number is a column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds.
-    Raises `InputError` if the run does not have it.
+    A number is a column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds; or
+    two of them: `A/B`, or `A - B`. Raises `InputError` if the run does not have it.
     """
+    for operator, function in PAIRS.items():
+        first, found, second = of.partition(operator)
+        if found:
+            return together(series(run, first), series(run, second), function)
     known = {name: (run.rounds["round"], values) for name, values in run.rounds.items()}
     del known["round"]
     known |= {f"forgetting.{name}": of_name for name, of_name in run.forgetting.items()}
@@ -82,5 +91,20 @@ def series(run: Run, of: str) -> Series:
             f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}"
         )
     rounds, values = known[of]
+    finite = np.isfinite(values)
+    return rounds[finite], values[finite]
+
+
+def together(first: Series, second: Series, function: Any) -> Series:
+    """Return the rounds that two numbers have, and a function of their values where it is finite.
+
+    >>> one = np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0])
+    >>> other = np.array([2, 3]), np.array([4.0, 0.0])
+    >>> together(one, other, np.divide)
+    (array([2]), array([0.5]))
+    """
+    rounds, places, other_places = np.intersect1d(first[0], second[0], return_indices=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = function(first[1][places], second[1][other_places])
     finite = np.isfinite(values)
     return rounds[finite], values[finite]
