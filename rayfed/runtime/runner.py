@@ -5,7 +5,6 @@ Values come and go packed, on the same wire in both cases.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +75,7 @@ class Runner:
         for task in tasks:
             total = TaskSum(where, task)
             for client in task:
-                with serving(client):
+                with Serving(client), advising():
                     context = shared or self._fresh_context(packed)
                     watch = self._is_first("survey", packed.round)
                     summands = client_work.survey(context, client, watch=watch)
@@ -98,7 +97,7 @@ class Runner:
 
         def trained(client: int) -> ClientReply:
             """Train a client; return its reply."""
-            with serving(client):
+            with Serving(client), advising():
                 context = shared or self._fresh_context(packed)
                 memory = packed.read_memory(memories.get(client))
                 watch = self._is_first("train", packed.round)
@@ -120,7 +119,7 @@ class Runner:
                 self._check_training = False
                 client = tasks[0][0]
                 again = bits_of(trained(client))
-                with serving(client):
+                with Serving(client), advising():
                     refuse_other_bits(f"client {client}, {where}", users_code, first_bits, again)
             yield task_reply
         if self._model is not None:
@@ -217,19 +216,27 @@ def unpack_in_place(packed: Packed) -> Tree:
     return unpack(packed, copy=False)
 
 
-@contextmanager
-def serving(client: int) -> Iterator[None]:
-    """Name the client in an exception of its work: the attribute `at_client`."""
-    try:
-        with advising():
-            yield
-    except StopIteration as error:
-        # It would end the generator that this belongs to.
-        missed = RuntimeError("a StopIteration, as of next(...), was not caught")
-        raise name_client(missed, client) from error
-    except Exception as error:
-        name_client(error, client)
-        raise
+class Serving:
+    """Name the client in an exception of its work, for the context: the attribute `at_client`.
+
+    It is no generator of `contextlib`, which would let a StopIteration through.
+    """
+
+    def __init__(self, client: int) -> None:
+        self._client = client
+
+    def __enter__(self) -> None:
+        """Begin to serve the client."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: object
+    ) -> None:
+        if isinstance(error, StopIteration):
+            # It would end the generator that this belongs to.
+            missed = RuntimeError("a StopIteration, as of next(...), was not caught")
+            raise name_client(missed, self._client) from error
+        if isinstance(error, Exception):
+            name_client(error, self._client)
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
