@@ -22,13 +22,16 @@ class Visits(Part):
     """Writes the number of each client to a file, when it is its turn; client 4 may fail."""
 
     file: str
-    fails: bool = False
+    fails: str = ""
 
     def begin(self, client):
         with open(self.file, "a") as file:
             file.write(f"{client.id}\n")
-        if self.fails and client.id == 4:
+        if self.fails == "divides" and client.id == 4:
             raise ZeroDivisionError("client 4 divides by zero")
+        # It would end a generator in silence.
+        if self.fails == "stops" and client.id == 4:
+            next(iter([]))
 
 
 @pytest.fixture(params=["in this process", pytest.param("on Ray", marks=pytest.mark.slow)])
@@ -56,7 +59,7 @@ def visiting(make_setup, tmp_path):
     """A setup whose clients leave a note, and a function that reads the notes."""
     file = tmp_path / "visits"
 
-    def make(fails=False):
+    def make(fails=""):
         method = compose(Visits(str(file), fails))
         setup = make_setup(method, clients_per_round=6, ray=RayOptions(check_repeat=False))
         return setup, lambda: file.read_text().split() if file.exists() else []
@@ -117,11 +120,15 @@ def test_a_call_that_is_closed_begins_no_more_work_and_the_next_call_works(
         assert len(visits()) < sum(len(task) for task in tasks)
 
 
-def test_an_error_of_a_client_names_it_and_the_round(executor_of, visiting):
-    setup, visits = visiting(fails=True)
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [("divides", "client 4 divides by zero"), ("stops", "a StopIteration, as of next")],
+)
+def test_an_error_of_a_client_names_it_and_the_round(executor_of, visiting, fails, words):
+    setup, visits = visiting(fails)
     with executor_of(setup) as executor:
         _, results = training(setup, executor)
-        with pytest.raises(ClientFailed, match="client 4 divides by zero") as error:
+        with pytest.raises(ClientFailed, match=words) as error:
             list(results)
         assert (error.value.client, error.value.round) == (4, 1)
         # The executor is of use afterwards.
