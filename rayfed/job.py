@@ -92,7 +92,7 @@ class RayOptions(Checked):
     ] = "auto"
     labels: Annotated[dict[str, str], LABELS_TEXT] = field(default_factory=dict)
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
-    max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
+    max_retries: Annotated[int, Ge(0), "how often lost work is run again, once it is alone"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
     check_repeat: Annotated[
         bool, "serve a first client twice where parts or models are your own, and compare"

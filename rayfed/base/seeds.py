@@ -1,6 +1,7 @@
-"""Random numbers as a function of seed, purpose, round and client.
+"""Random numbers as a function of the seed, the purpose, and the place.
 
-They depend on nothing else, so they are the same on every actor and in every run.
+The place is the round and the client, as far as the purpose has them; of an evaluation, the first
+image of a batch. They depend on nothing else, so they are the same on every actor and in every run.
 """
 
 from enum import IntEnum

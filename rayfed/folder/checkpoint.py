@@ -4,13 +4,13 @@ This module says which files they have, and reads them. `checkpointer.py` writes
 
     round-00020.json                 the manifest: every file with its hash; written last
     round-00020.safetensors          the global weights, by name
-    round-00020.state.safetensors    the parts' states and the last evaluation
+    round-00020.state.safetensors    the parts' states, the last evaluation, the peaks of classes
     round-00020.<table>.parquet      the results so far
     memories/client-00007.round-00018.safetensors    what client 7 has kept since round 18
     best.safetensors                 the weights of the best round; no checkpoint needs it
 
 A memory does not change until its client trains again, so both kept checkpoints may name its file.
-Random numbers are not saved: they are a function of seed, purpose, round and client.
+Random numbers are not saved: they are a function of the seed, the purpose and the place.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Checkpoint:
         return self.round < job.train.num_rounds or not self.manifest["evaluated"]
 
     def restore(self, setup: Setup, executor: Executor) -> Round:
-        """Return the round as it was. Raises `InputError` if it does not fit the setup."""
+        """Return all of the round that the next one needs.
+
+        Raises `InputError` if it does not fit the setup.
+        """
         content = self._read(f"{stem(self.round)}.state.safetensors")
         state: dict[str, Any] = unpack(tree_from_bytes(content))
         # No part is in force in round 0.

@@ -290,7 +290,7 @@ def finish(
 
     measured = measured_updates.of_round(updates, len(reply.clients))
     if "drift" in setup.job.measures(number):
-        measured |= drift(setup, executor, last.weights, weights)
+        measured |= drift(setup, executor, number, last.weights, weights)
 
     in_order = cohort_order(reply.clients, cohort.answered)
     confusions = {
@@ -363,7 +363,7 @@ def begin_evaluation(setup: Setup, executor: Executor, round: Round) -> Results 
     if not setup.job.train.evaluates(round.round):
         return None
     pieces = pieces_of(len(setup.federation.test))
-    return executor.map(Evaluate(), pieces, {"weights": round.evaluated})
+    return executor.map(Evaluate(round.round), pieces, {"weights": round.evaluated})
 
 
 def evaluated(setup: Setup, round: Round, results: Results | None) -> Round:
@@ -400,12 +400,14 @@ def evaluated(setup: Setup, round: Round, results: Results | None) -> Round:
     )
 
 
-def drift(setup: Setup, executor: Executor, before: Weights, after: Weights) -> dict[str, float]:
+def drift(
+    setup: Setup, executor: Executor, number: int, before: Weights, after: Weights
+) -> dict[str, float]:
     """Measure how much the model's neurons have changed in a round; empty where that fails."""
     pieces = pieces_of(len(sample(setup)))
     seen = []
     for weights in (before, after):
-        results = list(executor.map(Activations(), pieces, {"weights": weights}))
+        results = list(executor.map(Activations(number), pieces, {"weights": weights}))
         if None in results:
             return {}
         total = results[0]

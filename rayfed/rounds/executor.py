@@ -86,7 +86,7 @@ class Work(ABC):
         return ()
 
     def split(self, item: Item) -> Sequence[Item]:
-        """Cut an item into parts that workers may share; `AddUp` makes its result of theirs."""
+        """Cut an item into pieces that workers may share; `AddUp` makes its result of theirs."""
         return [item]
 
 

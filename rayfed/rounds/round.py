@@ -40,7 +40,7 @@ class ClientRow:
 class Round:
     """A round that is averaged, with all that the next round needs.
 
-    It is finished once it is evaluated.
+    Where the job asks for an evaluation of the round, it has that once the engine yields it.
     """
 
     # 0 is the initial model.

@@ -43,7 +43,7 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     >>> [len(task) for task in tasks]
     [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
-    images = images_of_training(num_examples, training)
+    images = estimated_work(num_examples, training)
     waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
     images_left = sum(images.values())
     largest = max(training.task_images, images_left / MOST_TASKS)
@@ -60,8 +60,11 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     return tasks
 
 
-def images_of_training(num_examples: Mapping[int, int], training: Training) -> dict[int, float]:
-    """Return on how many images each client trains in a round, each image as often as it does."""
+def estimated_work(num_examples: Mapping[int, int], training: Training) -> dict[int, float]:
+    """Return about how many images each client takes through its steps in a round.
+
+    Last batches may be smaller: `clients.clock.images_trained` counts exactly.
+    """
     if training.local_steps:
         return dict.fromkeys(num_examples, training.local_steps * training.batch_size)
     return {client: count * training.local_epochs for client, count in num_examples.items()}

@@ -50,7 +50,7 @@ def on_ray_or_here(setup: Setup, *, on_ray: bool) -> Iterator[Setup]:
 def open_executor(
     setup: Setup, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
 ) -> Iterator[Executor]:
-    """Yield workers for the setup's job; with `other_bits` on several kinds of hardware.
+    """Yield an executor for the setup's job; with `other_bits` on several kinds of hardware.
 
     With `on_ray` Ray is connected already.
     """
@@ -69,7 +69,7 @@ def open_executor(
         # handler is set from Python again.
         with (
             stopping("stopping"),
-            open_actors(setup, progress, other_bits=other_bits) as workers,
+            open_actors(setup, progress, other_bits=other_bits) as pool,
             stopping(KEEPING),
         ):
-            yield workers
+            yield pool

@@ -137,10 +137,10 @@ class Pool(Executor):
         number = 0
         for value in values:
             addends = []
-            for part in work.split(value):
-                clients = work.clients(part)
-                size = self._images(clients) if clients else part[1] - part[0]
-                addends.append(Item(work, part, size, number))
+            for piece in work.split(value):
+                clients = work.clients(piece)
+                size = self._images(clients) if clients else piece[1] - piece[0]
+                addends.append(Item(work, piece, size, number))
                 number += 1
             if len(addends) == 1:
                 turns.extend(addends)
@@ -336,7 +336,7 @@ class Pool(Executor):
         """Find out what an error means, and act on it."""
         mishap = mishap_of(message, error)
         if mishap.trouble is Trouble.ADDEND:
-            # The sum waits until its part is made again.
+            # The sum waits until its addend is made again.
             message.items[0].state = ItemState.WAITING
         if mishap.trouble is Trouble.TREE:
             # Send all trees again, from this process.

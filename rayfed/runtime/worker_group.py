@@ -279,7 +279,7 @@ class WorkerGroup:
         else:
             message = "the GPU of %s has failed %d times; the actor is given up"
             log.warning(message, worker, worker.faults)
-            self._give_up(worker)
+            self._do_without(worker)
 
     # Waiting.
 
@@ -406,7 +406,7 @@ class WorkerGroup:
                 f"{'; '.join(differing)}"
             )
             log.warning("%s; it is not used", self._mixed)
-            self._give_up(worker)
+            self._do_without(worker)
             if not self._workers:
                 raise WorkersLost(
                     f"{self._mixed}; resume on hardware as before, "
@@ -454,7 +454,7 @@ class WorkerGroup:
         self._remove(worker)
         self._create(1)
 
-    def _give_up(self, worker: Worker) -> None:
+    def _do_without(self, worker: Worker) -> None:
         """End a worker, and create no other in its place, which would be where it was."""
         self._remove(worker)
         self.most = len(self._workers)
