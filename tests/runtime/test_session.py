@@ -319,10 +319,10 @@ def test_every_gpu_has_the_same_number_of_actors(
             assert played(setup, pool) == here(setup)
             given = {
                 member.gpu: member.actor.__ray_call__.remote(visible)
-                for member in pool._group._members
+                for member in pool._group._workers
             }
             assert ray.get([*given.values()]) == [*given]
-            count = Counter(member.gpu for member in pool._group._members)
+            count = Counter(member.gpu for member in pool._group._workers)
         assert count == {str(gpu): 4 // num_gpus for gpu in range(num_gpus)}
         # They hold objects in the store.
         del pool, given
