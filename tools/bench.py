@@ -1,12 +1,10 @@
-"""How fast a round is: rayfed on Ray and in this process, a plain torch loop, and a tuned pool of
-processes.
+"""Measure how fast a round is.
 
-    make bench                                                  # all workloads on the embedded
-                                                                images
-    python tools/bench.py --workloads W1 W2 --data train.parquet --test test.parquet --json
-    speed.json
+rayfed on Ray and in this process stand beside a plain torch loop and a tuned pool of processes.
+
+    make bench                                     # all workloads on the embedded images
+    python tools/bench.py --workloads W1 W2 --data train.parquet --test test.parquet
     python tools/bench.py --device cuda --processes 1 2 4 8 --contenders ray tuned compiled graphs
-    here plain
 
 All contenders of a workload are alive at the same time, each in a process of its own, and take
 turns: a block of rounds each, in an order that rotates. A round is compared with the same round of

@@ -1,14 +1,13 @@
-"""Count the operations of every method's training: what a GPU would have to launch, and where it
-would be waited for.
+"""Count the operations of every method's training.
 
-    python tools/count_operations.py --models cnn resnet8                 # a Markdown table, as in
-                                                                          docs/gpu.md
-    python tools/count_operations.py fedavg fedprox --models cnn --names  # with the most frequent
-                                                                          operations of a step
+They are what a GPU would have to launch, and the reads for which the driver would wait.
 
-Counted on a CPU, below autograd, forward and backward, in the layout that models have on GPUs:
-views are left out, and a fused or `_foreach_` operation on all tensors counts once. A step's count
-is what a round gains with one more step per client; a client's is what it gains with one more
+    python tools/count_operations.py --models cnn resnet8        # a table, as in docs/gpu.md
+    python tools/count_operations.py fedavg --models cnn --names # with a step's most frequent ones
+
+They are counted on a CPU, below autograd, forward and backward, in the layout that models have on
+GPUs: views are left out, and a fused or `_foreach_` operation on all tensors counts once. A step's
+count is what a round gains with one more step per client; a client's is what it gains with one more
 client, less its steps. Waits are reads of a number, and sizes that depend on values; a copy to a
 CPU is not seen.
 """

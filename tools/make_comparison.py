@@ -1,12 +1,12 @@
-"""The comparison of all methods on MNIST: from finished runs to job files, tables and figures.
+"""Make the comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml:
-                                              the best values,
-                                              # into the other job files
-python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv,
-                                              docs/comparison.md, figures
-python tools/make_comparison.py page          # the page's tables alone, from results.csv
+    python tools/make_comparison.py best runs
+    python tools/make_comparison.py page runs
+    python tools/make_comparison.py page
 
+The first takes the best values from runs of mnist-tune.toml and mnist-central-tune.toml into the
+other job files. The second makes docs/comparison/results.csv, docs/comparison.md and the figures
+from runs of those. The third makes the page's tables alone, from results.csv.
 `make_personal.py` does the same for the clients' own models.
 
 `runs` is the folder in which the runs are (`output.path`). No number of the page's tables is typed

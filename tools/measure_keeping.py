@@ -1,9 +1,11 @@
-"""Seconds that a run's folder costs: rounds kept one by one, and a checkpoint of many client
-memories.
+"""Measure the seconds that a run's folder costs.
 
-python tools/measure_keeping.py rounds [ROUNDS]                  # 5,000, with 10 clients and 10
-classes each python tools/measure_keeping.py memories [CLIENTS KILOBYTES]    # 20,000 of 200 kB, as
-of SCAFFOLD; then a tenth changes
+    python tools/measure_keeping.py rounds [ROUNDS]
+    python tools/measure_keeping.py memories [CLIENTS KILOBYTES]
+
+The first keeps rounds one by one: 5,000 by default, with 10 clients and 10 classes each. The second
+writes a checkpoint of many clients' memories, by default 20,000 of 200 kB, as of SCAFFOLD; then a
+tenth of them changes.
 """
 
 from __future__ import annotations

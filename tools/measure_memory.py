@@ -1,8 +1,8 @@
-"""Memory of the driver, the actors and the object store over 400 rounds, as a table and a figure:
-it has to be flat.
+"""Draw the memory of the driver, the actors and the object store over 400 rounds: it has to be flat.
 
-python tools/measure_memory.py [ROUNDS]     # of SCAFFOLD, whose clients remember; writes
-docs/figures/memory.svg
+    python tools/measure_memory.py [ROUNDS]
+
+The method is SCAFFOLD, whose clients remember. Writes docs/figures/memory.svg.
 """
 
 from __future__ import annotations
