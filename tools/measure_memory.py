@@ -1,4 +1,4 @@
-"""Draw the memory of the driver, the actors and the object store over 400 rounds: it has to be flat.
+"""Draw the memory of driver, actors and object store over 400 rounds: it has to be flat.
 
     python tools/measure_memory.py [ROUNDS]
 
