@@ -18,7 +18,7 @@ test: .venv/installed
 
 # The fast tests of what computes, with the code that torch, oneDNN and MKL have for other processors, where sums are
 # rounded differently.
-COMPUTES := rayfed/losses rayfed/methods rayfed/tensors $(addprefix tests/,clients losses methods models \
+COMPUTES := rayfed/losses rayfed/measures rayfed/methods rayfed/tensors $(addprefix tests/,clients losses methods models \
 	$(patsubst %,data/test_%.py,augment beyond_images federation unevenness) folder/test_law.py folder/test_verify.py \
 	$(patsubst %,test_%.py,client_work engine metrics report weights))
 test-other-cpus: .venv/installed
