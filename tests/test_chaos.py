@@ -42,7 +42,7 @@ SETTINGS = {
 }
 ACTOR = (
     # In the commands of processes that train clients.
-    r"actor-|ClientActor|ray::(fit|survey) round"
+    r"actor-|ClientActor|ray::(train|survey|evaluation) round"
 )
 KILL, TERM, STOP = SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 # Short intervals, so that the death of a node is noticed within seconds.

@@ -373,7 +373,8 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     options = {"sweep": ["--x", "train.lr"], "scatter": ["--x", "best"]}.get(kind, [])
     if kind == "sweep":
         other = shutil.copytree(full, tmp_path / "other")
-        (other / "job.toml").write_text((full / "job.toml").read_text().replace("0.05", "0.1"))
+        job = (full / "job.toml").read_text().replace("0.05", "0.1")
+        (other / "job.toml").write_text(job.replace("'<b>$y$'", "'other/<b>$y$'", 1))
         drawn_runs.append(other)
     # It compares partitions.
     if kind == "unevenness":
