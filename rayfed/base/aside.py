@@ -31,7 +31,7 @@ def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future
 
 
 def is_working() -> bool:
-    """Whether such a thread has not ended.
+    """Say whether such a thread has not ended.
 
     In C++ code, as PyTorch's, it aborts a process whose interpreter ends.
     """

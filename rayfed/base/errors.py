@@ -164,7 +164,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """Which of the valid names a wrong one probably means; '' if none is near.
+    """Return which of the valid names a wrong one probably means; '' if none is near.
 
     `cutoff`: 1 for equal names alone.
 

@@ -47,7 +47,7 @@ def reach(path: str, ask: Callable[[], T]) -> T:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder at a local path or URI."""
+    """Say whether there is a file or a folder at a local path or URI."""
     fs, place = locate(path)
     return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
 
@@ -93,7 +93,7 @@ class Folder:
 
     @property
     def local(self) -> Path | None:
-        """Its path; None on another file system."""
+        """Return its path; None on another file system."""
         return Path(self._root) if isinstance(self._fs, pafs.LocalFileSystem) else None
 
     def names(self, odd: bool = False) -> list[str]:

@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def files(self) -> dict[str, str]:
-        """The hash of each file that only this checkpoint has, by the file's name."""
+        """Return the hash of each file that only this checkpoint has, by the file's name."""
         return self.manifest["files"]
 
     @property
@@ -89,7 +89,7 @@ class Checkpoint:
 
     @property
     def names(self) -> set[str]:
-        """The names of all files, in `folder` and in its folder of memories."""
+        """Return the names of all files, in `folder` and in its folder of memories."""
         names = set(self.files)
         names.add(f"{stem(self.round)}.json")
         for client, (round, _) in self.memories.items():

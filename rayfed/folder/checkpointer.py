@@ -77,7 +77,7 @@ class Checkpointer:
 
     @property
     def round(self) -> int | None:
-        """The round of the newest checkpoint."""
+        """Return the round of the newest checkpoint."""
         return self._newest.round if self._newest else None
 
     def place_of_best(self, round: int) -> str | None:

@@ -87,6 +87,8 @@ class Recorder:
         self.path = self._folders.path
         self._setup, self._executor, self._saved = setup, executor, saved
         self._force, self._other_bits = force, other_bits
+        # What a guess would be worth on the test set.
+        self._guess = guess(setup.federation.test.labels)
         # The rows of `rounds.parquet`.
         self._rows: list[dict[str, Any]] = []
         self._newest: Round | None = None
@@ -353,12 +355,13 @@ class Recorder:
         """Write `summary.json` with a status and further facts."""
         if status == "done" and self.early_end():
             facts["ended_early"] = self.early_end()
-        labels = self._setup.federation.test.labels
-        by_guess = guess(labels)
-        summary = {"status": status, **facts, **summarise(self._rows), "guess": by_guess}
+        summary = {"status": status, **facts, **summarise(self._rows), "guess": self._guess}
         if status == "done":
             warning = no_better_than_a_guess(
-                self._rows, by_guess, len(labels), self._setup.job.train
+                self._rows,
+                self._guess,
+                len(self._setup.federation.test.labels),
+                self._setup.job.train,
             )
             if warning:
                 summary["no_better_than_a_guess"] = warning

@@ -50,13 +50,13 @@ class Seen:
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
-        """The confusion matrix, (C, C)."""
+        """Return the confusion matrix, (C, C)."""
         predictions = self.logits.argmax(axis=1)
         return metrics.confusion_matrix(self.labels, predictions, self.logits.shape[1])
 
     @functools.cached_property
     def activations(self) -> Activations:
-        """The outputs of the chosen layers, summed by class."""
+        """Return the outputs of the chosen layers, summed by class."""
         classes = self.logits.shape[1]
         sums = {
             layer: metrics.class_sums(outputs, self.labels, classes)

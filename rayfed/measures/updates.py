@@ -12,12 +12,12 @@ from rayfed.measures.failing import warn_of_failure
 from rayfed.tensors.trees import Scaled, Tree
 from rayfed.tensors.weights import Weights, parameters_of
 
-# The slot of `summand`. It stands next to the slots of the parts, and no part can have this name.
+# The slot of `update_summand`, beside the slots of the parts. No part can have this name.
 UPDATES = "updates, to be measured"
 
 
-def summand(before: Weights, after: nn.Module) -> Tree:
-    """Return a client's update as a summand for `of_round`.
+def update_summand(before: Weights, after: nn.Module) -> Tree:
+    """Return a client's update as a summand for `agreement`.
 
     It holds the update of the parameters, the update scaled to length 1, and its squared length. If
     this fails, a warning is logged and the summand is zero, because all clients' summands must have
@@ -46,7 +46,7 @@ def summand(before: Weights, after: nn.Module) -> Tree:
     }
 
 
-def of_round(total: Tree, clients: int) -> dict[str, float]:
+def agreement(total: Tree, clients: int) -> dict[str, float]:
     """Return how much the updates of a round's clients agree, from the sum of their summands.
 
     It is empty if the summand of a client has failed. Every client counts once, whatever its number

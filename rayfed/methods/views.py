@@ -36,7 +36,7 @@ class Outputs:
 
     @property
     def of_features(self) -> Tensor:
-        """The features, (B, D), for parts whose `check` requires a model that has them."""
+        """Return the features, (B, D), for parts whose `check` requires a model that has them."""
         assert self.features is not None, (
             "the model gives no features; a part that needs them says so in `check`"
         )
@@ -188,7 +188,7 @@ class View:
 
     @property
     def global_model(self) -> nn.Module:
-        """The round's global model, frozen: the usual teacher."""
+        """Return the round's global model, frozen: the usual teacher."""
         return self.frozen(self.weights)
 
     def outputs(self, model: nn.Module) -> Iterator[tuple[Outputs, Tensor]]:
@@ -372,7 +372,7 @@ class Batch:
 
     @cached_property
     def _outputs(self) -> Outputs:
-        """The outputs of the model in training."""
+        """Return the outputs of the model in training."""
         return self.run(self.model, self.images)
 
     def run(self, model: nn.Module, images: Tensor) -> Outputs:
@@ -381,12 +381,12 @@ class Batch:
 
     @property
     def label_counts(self) -> Tensor:
-        """The number of samples of each class that the client (not the batch) has, int64 (C,)."""
+        """Return how many samples of each class the client (not the batch) has, int64 (C,)."""
         return self._client.label_counts
 
     @property
     def flat(self) -> Tensor:
-        """The parameters as one vector, (P,).
+        """Return the parameters as one vector, (P,).
 
         A term of this vector takes as few operations as a term of a single parameter. The vector is
         made anew for each use. So each use has a gradient of its own, and these are added in the
@@ -396,17 +396,17 @@ class Batch:
 
     @property
     def logits(self) -> Tensor:
-        """The logits (B, C) of the model in training."""
+        """Return the logits (B, C) of the model in training."""
         return self._outputs.logits
 
     @property
     def features(self) -> Tensor:
-        """The penultimate features (B, D) of the model in training."""
+        """Return the penultimate features (B, D) of the model in training."""
         return self._outputs.of_features
 
     @property
     def teacher(self) -> Outputs:
-        """The outputs of the round's global model on this batch."""
+        """Return the outputs of the round's global model on this batch."""
         return self.outputs_of(self._client.global_model)
 
     def outputs_of(self, model: nn.Module) -> Outputs:
@@ -436,7 +436,7 @@ class Fit:
 
     @property
     def parameters(self) -> Weights:
-        """The model's trainable parameters among the weights; they take gradients."""
+        """Return the model's trainable parameters among the weights; they take gradients."""
         return {name: p for name, p in parameters_of(self.model).items() if name in self.weights}
 
 
@@ -457,12 +457,12 @@ class Step:
 
     @property
     def weights(self) -> Weights:
-        """The round's global model."""
+        """Return the round's global model."""
         return self.server.weights
 
     @property
     def averaged(self) -> Weights:
-        """The weights that earlier parts have proposed."""
+        """Return the weights that earlier parts have proposed."""
         assert self.proposed is not None, "no part has averaged the clients yet"
         return self.proposed
 

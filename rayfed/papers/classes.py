@@ -12,23 +12,17 @@ from matplotlib.figure import Figure
 from rayfed.base.errors import InputError
 from rayfed.folder.tables import confusions, matrices, read_table
 from rayfed.measures import metrics
+from rayfed.papers.curves import lines
 from rayfed.papers.global_model import most_classes
 from rayfed.papers.panels import (
-    MARKERS,
-    apart,
     bar_of,
     cells,
     high,
-    legend,
-    line,
     panels,
     single,
-    span,
     wide,
 )
-from rayfed.papers.style import COLOURS
 from rayfed.report.measured import unmeasured
-from rayfed.report.plots import over_runs
 from rayfed.report.read import Run
 from rayfed.report.words import listed
 
@@ -107,21 +101,8 @@ def consistency(runs: Sequence[Run], width: float | None = None) -> Figure:
     The similarity is a cosine: 1 where no class has lost against the others. A line is the mean
     over seeds, in a band from the lowest seed to the highest.
     """
-    groups = apart(runs, most=len(MARKERS) * len(COLOURS))
     caption = "Cosine similarity of the class accuracies to those of the round before"
-    if any(len(group.runs) > 1 for group in groups.values()):
-        seeds = span(len(group.runs) for group in groups.values())
-        caption += f": means of n = {seeds} seeds, in bands from the lowest seed to the highest"
-    width = width or 5.5
-    figure, axes = panels(caption, 1, 1, 0.65 * width, width=width)
-    for number, (name, group) in enumerate(groups.items()):
-        drawn = over_runs(name, number, [similarity(run) for run in group.runs])
-        low = drawn.y if drawn.low is None else drawn.low
-        high_end = drawn.y if drawn.high is None else drawn.high
-        line(axes[0, 0], number, drawn.x, drawn.y, (low, high_end), name, len(groups))
-    axes[0, 0].set(xlabel="round", ylabel="cosine similarity")
-    legend(figure, axes[0, 0], axes[0, 0].lines)
-    return figure
+    return lines(runs, similarity, caption, "cosine similarity", width)
 
 
 def similarity(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 A line for each method shows the mean over its seeds, in a band around them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,30 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
 
     A line is the mean over seeds, in a band from the lowest seed to the highest.
     """
-    groups = apart(runs, most=len(MARKERS) * len(COLOURS))
     words = words_of(of)
+    scale = 100 if words.endswith("(%)") else 1
+
+    def number_of(run: Run) -> Series:
+        rounds, values = series(run, of)
+        return rounds, scale * values
+
     caption = f"{words[:1].upper()}{words[1:]} by round"
+    return lines(runs, number_of, caption, words, width)
+
+
+def lines(
+    runs: Sequence[Run],
+    number_of: Callable[[Run], Series],
+    caption: str,
+    unit: str,
+    width: float | None = None,
+) -> Figure:
+    """Draw a line for each method: the mean over seeds, in a band from the lowest to the highest.
+
+    `number_of` returns the rounds and the values of a run. The caption gets the number of seeds,
+    and the runs that are left out.
+    """
+    groups = apart(runs, most=len(MARKERS) * len(COLOURS))
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
         caption += f": means of n = {seeds} seeds, in bands from the lowest seed to the highest"
@@ -45,14 +66,12 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
     width = width or 5.5
     figure, axes = panels(caption, 1, 1, 0.65 * width, width=width)
     for number, (name, group) in enumerate(groups.items()):
-        drawn = over_runs(name, number, [series(run, of) for run in group.runs])
+        drawn = over_runs(name, number, [number_of(run) for run in group.runs])
         # The band of a single run has no width.
         low = drawn.y if drawn.low is None else drawn.low
         high = drawn.y if drawn.high is None else drawn.high
-        scale = 100 if words.endswith("(%)") else 1
-        band = (scale * low, scale * high)
-        line(axes[0, 0], number, drawn.x, scale * drawn.y, band, name, len(groups))
-    axes[0, 0].set(xlabel="round", ylabel=words)
+        line(axes[0, 0], number, drawn.x, drawn.y, (low, high), name, len(groups))
+    axes[0, 0].set(xlabel="round", ylabel=unit)
     # The legend has the order of the runs, as tables do.
     legend(figure, axes[0, 0], axes[0, 0].lines)
     return figure

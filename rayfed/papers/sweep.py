@@ -21,6 +21,7 @@ from rayfed.papers.style import COLOURS
 from rayfed.papers.uneven import common_name
 from rayfed.report.read import Run
 from rayfed.report.table import HEADS, Row, figures, rows
+from rayfed.report.words import spread
 
 
 def sweep(runs: Sequence[Run], x: str = "", of: str = "last", width: float | None = None) -> Figure:
@@ -120,10 +121,10 @@ def statistics(settings: Sequence[Row], of: str) -> tuple[list[float], list[floa
     """Return the mean of each setting over its seeds, and the deviations if all have several."""
     means, deviations = [], []
     for row in settings:
-        numbers = [number_of(run, of) for run in row.runs]
-        means.append(float(np.mean(numbers)))
-        if len(numbers) > 1:
-            deviations.append(float(np.std(numbers, ddof=1)))
+        mean, deviation = spread([number_of(run, of) for run in row.runs])
+        means.append(mean)
+        if deviation is not None:
+            deviations.append(deviation)
     return means, deviations if len(deviations) == len(means) else None
 
 

@@ -180,7 +180,7 @@ def train(
 
     # What follows measures, and changes nothing.
     if "drift" in setup.job.measures(number):
-        summands[updates.UPDATES] = updates.summand(view.weights, fit.model)
+        summands[updates.UPDATES] = updates.update_summand(view.weights, fit.model)
     before, after = (view.weights, memory), (trained, new_memory)
     numbers, confusion = context.measured(view, fit, own, parts, before, after)
     numbers = notes.means() | numbers

@@ -25,9 +25,8 @@ from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.measures import forgetting, metrics
-from rayfed.measures import updates as measured_updates
 from rayfed.measures.clients import aligned
-from rayfed.measures.updates import UPDATES
+from rayfed.measures.updates import UPDATES, agreement
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
@@ -288,7 +287,7 @@ def finish(
     if shown is not None:
         shown = in_models_order("evaluated average", shown, last.weights, number)
 
-    measured = measured_updates.of_round(updates, len(reply.clients))
+    measured = agreement(updates, len(reply.clients))
     if "drift" in setup.job.measures(number):
         measured |= drift(setup, executor, number, last.weights, weights)
 

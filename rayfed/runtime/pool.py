@@ -80,7 +80,7 @@ class Pool(Executor):
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}
         # Seconds of work by all workers in messages that have ended; and both at the last round.
         self._worked = 0.0
-        self._looked = time.monotonic(), 0.0
+        self._at_last_round = time.monotonic(), 0.0
 
     # What a round asks for.
 
@@ -403,10 +403,10 @@ class Pool(Executor):
 
     def _idle_share(self) -> float:
         """Return the part of the workers' time since the last call in which they had no work."""
-        then, before = self._looked
+        then, before = self._at_last_round
         now = time.monotonic()
         worked = self._worked + sum(now - message.since for message in self._working.values())
-        self._looked = now, worked
+        self._at_last_round = now, worked
         # Workers may have gone.
         return max(0.0, 1 - (worked - before) / max(1e-9, self._group.size * (now - then)))
 

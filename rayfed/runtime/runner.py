@@ -94,20 +94,11 @@ class Runner:
         shared = self._shared_context(packed)
         users_code = users_own(self.setup, packed.round) if self._check_training else []
         first_bits = None
-
-        def trained(client: int) -> ClientReply:
-            """Train a client; return its reply."""
-            with Serving(client), advising():
-                context = shared or self._fresh_context(packed)
-                memory = packed.read_memory(memories.get(client))
-                watch = self._is_first("train", packed.round)
-                return client_work.train(context, client, memory, watch=watch)
-
         for task in tasks:
             total = TaskSum(where, task)
             replies: list[ClientReply] = []
             for client in task:
-                reply = trained(client)
+                reply = self._train_client(packed, shared, client, memories.get(client))
                 if users_code and first_bits is None:
                     first_bits = bits_of(reply)
                 # At once: the next client trains the same model, which the reply may hold.
@@ -118,13 +109,28 @@ class Runner:
             if first_bits is not None and task is tasks[-1]:
                 self._check_training = False
                 client = tasks[0][0]
-                again = bits_of(trained(client))
-                with Serving(client), advising():
-                    refuse_other_bits(f"client {client}, {where}", users_code, first_bits, again)
+                reply = self._train_client(packed, shared, client, memories.get(client))
+                with Serving(client):
+                    refuse_other_bits(
+                        f"client {client}, {where}", users_code, first_bits, bits_of(reply)
+                    )
             yield task_reply
         if self._model is not None:
             # The gradients give their memory to what comes next.
             self._model.zero_grad()
+
+    def _train_client(
+        self,
+        packed: Broadcast,
+        shared: RoundContext | None,
+        client: int,
+        memory: Packed | None,
+    ) -> ClientReply:
+        """Train a client, in the context that all share or in one of its own."""
+        with Serving(client), advising():
+            context = shared or self._fresh_context(packed)
+            watch = self._is_first("train", packed.round)
+            return client_work.train(context, client, packed.read_memory(memory), watch=watch)
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], kind: str) -> list[Any]:
         """Evaluate the weights on ranges of test images, or see their activations there.

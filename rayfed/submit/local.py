@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from rayfed.base.errors import InputError, NoRay, nearest
 from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
@@ -154,25 +156,17 @@ def unknown_run(name: str, root: Path, error: InputError) -> InputError:
 def _has_open(number: int, file: Path) -> bool:
     """Say whether a process has a file open.
 
-    A process of another user or of another container is not seen.
+    The answer is no for a process of another user, or of another container.
     """
-    try:
-        wanted = os.stat(file)
-        links = os.listdir(f"/proc/{number}/fd")
-    except OSError:
-        return False
-    for link in links:
-        # An error says that the file was closed in the meantime.
-        with suppress(OSError):
-            opened = os.stat(f"/proc/{number}/fd/{link}")
-            if (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
+    with suppress(OSError, psutil.Error):
+        for opened in psutil.Process(number).open_files():
+            if os.path.samefile(opened.path, file):
                 return True
     return False
 
 
 def _command(number: int) -> str:
-    """Return the command line of a process; '' if it has ended."""
-    try:
-        return Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
+    """Return what a process calls itself; '' if it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(psutil.Process(number).cmdline())
+    return ""

@@ -124,7 +124,7 @@ class OrderedSum:
 
     @property
     def value(self) -> Tree:
-        """The sum, without any `Scaled`; None before the first summand."""
+        """Return the sum, without any `Scaled`; None before the first summand."""
         return tree_of(self._totals.items()) if self._totals else None
 
     def packed(self) -> Packed:

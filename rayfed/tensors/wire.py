@@ -36,7 +36,7 @@ class Packed:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the tensors. The skeleton needs a few dozen more per tensor."""
+        """Return the bytes of the tensors. The skeleton needs a few dozen more per tensor."""
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
 

@@ -262,7 +262,7 @@ def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayf
 OFFERED = {
     "ru": ["run"],
     "run job.toml -s ray.num": ["ray.num_cpus=", "ray.num_gpus="],
-    "figure con": ["confusion"],
+    "figure con": ["consistency", "confusion"],
 }
 
 

@@ -397,9 +397,10 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
     make_setup, monkeypatch, caplog
 ):
     failing._warn.cache_clear()
-    summand = updates.summand
+    update_summand = updates.update_summand
     monkeypatch.setattr(
-        "rayfed.measures.updates.summand", lambda w, m: summand({} if next(turn) == 5 else w, m)
+        "rayfed.measures.updates.update_summand",
+        lambda w, m: update_summand({} if next(turn) == 5 else w, m),
     )
     turn, setup = itertools.count(), with_measures(make_setup(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
