@@ -22,6 +22,7 @@ __all__ = [
     "Observer",
     "Result",
     "compose",
+    "local_models",
     "own_models",
     "read_job",
     "read_rounds",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rayfed.experiment import own_models, replay
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
+    from rayfed.report.models import local_models
     from rayfed.report.result import Result
     from rayfed.report.runs import read_rounds
     from rayfed.rounds.observer import Observer
@@ -48,6 +50,7 @@ else:
         "experiment": ["own_models", "replay"],
         "job": ["Job", "read_job"],
         "methods": ["compose", "switch"],
+        "report.models": ["local_models"],
         "report.result": ["Result"],
         "report.runs": ["read_rounds"],
         "rounds.observer": ["Observer"],

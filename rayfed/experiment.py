@@ -22,9 +22,10 @@ from rayfed.folder.tables import read_table, write_own
 from rayfed.job import Job, read_job, read_toml
 from rayfed.methods.part import Method, trains
 from rayfed.rounds import engine
+from rayfed.rounds.executor import Executor
 from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
-from rayfed.rounds.round import ClientRow
+from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.setup import Setup, open_setup
 from rayfed.runtime.executors import on_ray_or_here, open_executor
 from rayfed.runtime.signals import stopping
@@ -120,7 +121,7 @@ def replay(
             raise InputError(f"'{run}' is not the folder of a run")
         folders = Folders.of(job)
         setup = open_setup(job)
-        _refuse_absent_round(folders.path, round)
+        refuse_absent_round(folders.path, round)
         refuse_another_partition(folders.path, setup, round)
         if isinstance(client, str):
             names, count = setup.federation.client_names, setup.federation.num_clients
@@ -128,16 +129,16 @@ def replay(
         engine.cohort_of(setup, round).refuse_absent(client, round)
         row = _train_again(setup, folders, round, client)
     losses = {}
-    for recorded in _rows(folders.path, "clients"):
+    for recorded in recorded_rows(folders.path, "clients"):
         losses[recorded["round"], recorded["client"]] = recorded["train_loss"]
     return row, losses.get((round, client))
 
 
-def _refuse_absent_round(path: Path, round: int) -> None:
+def refuse_absent_round(path: Path, round: int) -> None:
     """Raise `InputError` if the run in a folder has not come to a round."""
     if round < 1:
         raise InputError(f"round {round}: the first round is 1")
-    last_recorded = max((row["round"] for row in _rows(path, "rounds")), default=0)
+    last_recorded = max((row["round"] for row in recorded_rows(path, "rounds")), default=0)
     # The round after the last recorded one may have failed, and can be replayed too.
     if round > last_recorded + 1:
         raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
@@ -146,23 +147,44 @@ def _refuse_absent_round(path: Path, round: int) -> None:
 def _train_again(setup: Setup, folders: Folders, round: int, client: int) -> ClientRow:
     """Play the rounds since the newest older checkpoint, and train one client of the round."""
     with open_executor(setup, on_ray=False) as workers:
-        saved = newest(folders.checkpoints, before=round)
-        if saved:
-            saved.refuse_another(setup)
-            previous = saved.restore(setup, workers)
-        else:
-            previous = engine.start(setup, workers)
-        while previous.round < round - 1:
-            previous = engine.play(setup, previous, workers)
-        opening = engine.open_round(setup, previous, workers)
-        if not trains(opening.parts):
-            raise InputError(
-                f"round {round}: no client trained in it, as its method works on the server alone"
-            )
+        previous = round_before(setup, folders, round, workers)
+        opening = open_again(setup, previous, workers)
         tasks = [(client,)]
         replies = engine.train(setup, workers, opening.broadcast, tasks, previous.memories)
         (reply,) = next(replies).clients
     return reply.row
+
+
+def round_before(setup: Setup, folders: Folders, round: int, workers: Executor) -> Round:
+    """Return the round before a round, not evaluated.
+
+    The rounds since the newest older checkpoint are played again. Raises `InputError` if that
+    checkpoint is of another job, or of other data.
+    """
+    saved = newest(folders.checkpoints, before=round)
+    if saved:
+        saved.refuse_another(setup)
+        previous = saved.restore(setup, workers)
+    else:
+        previous = engine.initial(setup)
+    if previous.round < round - 1:
+        log.info("playing rounds %d to %d again", previous.round + 1, round - 1)
+    while previous.round < round - 1:
+        # No later round depends on an evaluation.
+        opening, replies = engine.begin(setup, workers, previous)
+        previous = engine.finish(setup, workers, previous, opening, replies)
+    return previous
+
+
+def open_again(setup: Setup, previous: Round, workers: Executor) -> engine.Opening:
+    """Open the round after `previous`. Raises `InputError` if no client trains in it."""
+    opening = engine.open_round(setup, previous, workers)
+    if not trains(opening.parts):
+        raise InputError(
+            f"round {previous.round + 1}: no client trained in it, as its method works on the "
+            "server alone"
+        )
+    return opening
 
 
 def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
@@ -184,7 +206,7 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
     return rows
 
 
-def _rows(path: Path, name: str) -> list[dict[str, Any]]:
+def recorded_rows(path: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table that a run has recorded in its folder."""
     try:
         return read_table(path, name).to_pylist()

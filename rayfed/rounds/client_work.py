@@ -43,6 +43,7 @@ from rayfed.tensors.weights import (
     overwrite,
     parameters_of,
     state,
+    state_of,
     with_weights,
 )
 
@@ -84,6 +85,11 @@ class RoundContext:
         else:
             self._model = overwrite(self._model, weights)
         return self._model
+
+    def trained(self) -> Weights:
+        """Return a copy of the weights of the client that was trained last, on the CPU."""
+        assert self._model is not None, "a client has been trained"
+        return state_of(self._model)
 
     def measured(
         self,

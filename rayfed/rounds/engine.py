@@ -37,6 +37,7 @@ from rayfed.rounds.executor import (
     Activations,
     Evaluate,
     Executor,
+    LocalModel,
     Results,
     Survey,
     Train,
@@ -439,6 +440,18 @@ def train(
     remembering = remembers(parts_at(setup.job.method, broadcast.round))
     work = Train(broadcast.round, broadcast.since, remembering)
     return executor.map(work, groups, trees_of(broadcast))
+
+
+def local_models(
+    executor: Executor,
+    broadcast: Broadcast,
+    clients: Sequence[int],
+    memories: Mapping[int, Memory],
+) -> Results:
+    """Train clients of a round one after another; yield each one's row, and its weights then."""
+    assignments = [Assignment.of((client,), memories) for client in clients]
+    work = LocalModel(broadcast.round, broadcast.since)
+    return executor.map(work, assignments, trees_of(broadcast))
 
 
 def trees_of(broadcast: Broadcast) -> dict[str, Tree]:

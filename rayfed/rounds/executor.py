@@ -6,6 +6,7 @@ on the setup, the shared trees and the item, so any worker may do it, and do it 
     work            an item                                     its result
     Survey          a task                                      the task's summands, added up
     Train           a group of tasks, with clients' memories    the group's summands, added up
+    LocalModel      a client, with its memory                   its row and its weights
     AddUp           the replies of several tasks                their summands, added up
     Evaluate        a range of test images                      an `Evaluation`
     Activations     a range of test images                      `Activations`, or None
@@ -25,9 +26,10 @@ from typing import Any, ClassVar, Protocol
 
 from rayfed.base.errors import ClientFailed, RunFailed
 from rayfed.rounds.messages import Assignment, Broadcast, Task, TaskReply
-from rayfed.rounds.round import Kind, Memory, Round
+from rayfed.rounds.round import ClientRow, Kind, Memory, Round
 from rayfed.rounds.tasks import add_up, at_client, task_text
 from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 # The number of test images in an item. It is a constant, so the sum of losses has a fixed order.
@@ -57,6 +59,10 @@ class ClientRunner(Protocol):
     def train(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
     ) -> Iterator[TaskReply]: ...
+
+    def local_models(
+        self, broadcast: Broadcast, assignments: Sequence[Assignment]
+    ) -> Iterator[tuple[ClientRow, Weights]]: ...
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], kind: str) -> list[Any]: ...
 
@@ -150,6 +156,28 @@ class Train(Work):
     def split(self, item: AssignmentGroup) -> Sequence[AssignmentGroup]:
         """Return the tasks of a group, each as a group of its own."""
         return [[assignment] for assignment in item]
+
+
+@dataclass(frozen=True)
+class LocalModel(Work):
+    """Train a client as in its round, and return its row, and its weights afterwards."""
+
+    kind: ClassVar[str] = "local model"
+    since: dict[str, int] = field(default_factory=dict)
+
+    def run(
+        self, runner: ClientRunner, shared: Trees, items: Sequence[Assignment]
+    ) -> Iterator[tuple[ClientRow, Weights]]:
+        """Yield the row and the weights of each client."""
+        return runner.local_models(Broadcast(self.round, since=self.since, **shared), items)
+
+    def text(self, items: Sequence[Assignment]) -> str:
+        """Name the clients and the round."""
+        return task_text(joined(self.clients(item) for item in items), self.round, survey=False)
+
+    def clients(self, item: Assignment) -> Task:
+        """Return the client, as a task."""
+        return item.clients
 
 
 @dataclass(frozen=True)

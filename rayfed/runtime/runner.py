@@ -18,7 +18,8 @@ from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work, evaluation
 from rayfed.rounds.client_work import RoundContext
 from rayfed.rounds.executor import Piece
-from rayfed.rounds.messages import Broadcast, ClientReply, Task, TaskReply
+from rayfed.rounds.messages import Assignment, Broadcast, ClientReply, Task, TaskReply
+from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup
 from rayfed.rounds.tasks import name_client, refusing
 from rayfed.runtime.hardware import (
@@ -31,7 +32,7 @@ from rayfed.runtime.hardware import (
 from rayfed.runtime.repeat import bits_of, refuse_other_bits, refuse_other_numbers, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Layout, Tree, num_bytes
-from rayfed.tensors.weights import in_evaluation, with_weights
+from rayfed.tensors.weights import Weights, in_evaluation, with_weights
 from rayfed.tensors.wire import Packed, pack, unpack
 
 
@@ -118,6 +119,20 @@ class Runner:
         if self._model is not None:
             # The gradients give their memory to what comes next.
             self._model.zero_grad()
+
+    def local_models(
+        self, packed: Broadcast, assignments: Sequence[Assignment]
+    ) -> Iterator[tuple[ClientRow, Weights]]:
+        """Train clients, each alone in its task; yield each one's row and weights."""
+        shared = self._shared_context(packed)
+        for assignment in assignments:
+            (client,) = assignment.clients
+            with Serving(client), advising():
+                context = shared or self._fresh_context(packed)
+                memory = packed.read_memory(assignment.memories.get(client))
+                reply = client_work.train(context, client, memory)
+                weights = context.trained()
+            yield reply.row, weights
 
     def _train_client(
         self,
