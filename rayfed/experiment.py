@@ -146,16 +146,18 @@ def refuse_absent_round(path: Path, round: int) -> None:
 
 def _train_again(setup: Setup, folders: Folders, round: int, client: int) -> ClientRow:
     """Play the rounds since the newest older checkpoint, and train one client of the round."""
-    with open_executor(setup, on_ray=False) as workers:
-        previous = round_before(setup, folders, round, workers)
-        opening = open_again(setup, previous, workers)
+    with open_executor(setup, on_ray=False) as executor:
+        previous = round_before(setup, folders, round, executor)
+        opening = open_again(setup, previous, executor)
         tasks = [(client,)]
-        replies = engine.train(setup, workers, opening.broadcast, tasks, previous.memories)
+        replies = engine.begin_training(
+            setup, executor, opening.broadcast, tasks, previous.memories
+        )
         (reply,) = next(replies).clients
     return reply.row
 
 
-def round_before(setup: Setup, folders: Folders, round: int, workers: Executor) -> Round:
+def round_before(setup: Setup, folders: Folders, round: int, executor: Executor) -> Round:
     """Return the round before a round, not evaluated.
 
     The rounds since the newest older checkpoint are played again. Raises `InputError` if that
@@ -164,21 +166,21 @@ def round_before(setup: Setup, folders: Folders, round: int, workers: Executor) 
     saved = newest(folders.checkpoints, before=round)
     if saved:
         saved.refuse_another(setup)
-        previous = saved.restore(setup, workers)
+        previous = saved.restore(setup, executor)
     else:
         previous = engine.initial(setup)
     if previous.round < round - 1:
         log.info("playing rounds %d to %d again", previous.round + 1, round - 1)
     while previous.round < round - 1:
         # No later round depends on an evaluation.
-        opening, replies = engine.begin(setup, workers, previous)
-        previous = engine.finish(setup, workers, previous, opening, replies)
+        opening, replies = engine.begin_round(setup, executor, previous)
+        previous = engine.finish_round(setup, executor, previous, opening, replies)
     return previous
 
 
-def open_again(setup: Setup, previous: Round, workers: Executor) -> engine.Opening:
+def open_again(setup: Setup, previous: Round, executor: Executor) -> engine.Opening:
     """Open the round after `previous`. Raises `InputError` if no client trains in it."""
-    opening = engine.open_round(setup, previous, workers)
+    opening = engine.open_round(setup, previous, executor)
     if not trains(opening.parts):
         raise InputError(
             f"round {previous.round + 1}: no client trained in it, as its method works on the "
@@ -200,8 +202,8 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
         job, saved = find(run, None, None)
         setup = open_setup(job)
         saved.refuse_another(setup)
-        with open_executor(setup, on_ray=False) as workers:
-            rows = list(own_rows(setup, saved.restore(setup, workers), workers, tuning))
+        with open_executor(setup, on_ray=False) as executor:
+            rows = list(own_rows(setup, saved.restore(setup, executor), executor, tuning))
         write_own(folder_of(job), rows)
     return rows
 

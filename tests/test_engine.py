@@ -21,7 +21,7 @@ from rayfed.rounds.engine import play as play_round
 from rayfed.rounds.engine import rounds, start
 from rayfed.rounds.executor import pieces_of
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.rounds.tasks import cut
+from rayfed.rounds.tasks import cut_into_tasks
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 from rayfed.tensors.wire import unpack
@@ -65,7 +65,7 @@ sizes = st.dictionaries(st.integers(0, 10**6), st.integers(1, 2000), min_size=1,
 @given(sizes, st.integers(1, 3000), st.integers(1, 5), st.none() | st.integers(1, 40))
 def test_a_cohort_is_cut_into_tasks_the_longest_first(num_examples, task_images, epochs, steps):
     training = Training(task_images=task_images, local_epochs=epochs, local_steps=steps)
-    tasks = cut(num_examples, training)
+    tasks = cut_into_tasks(num_examples, training)
     order = sorted(num_examples, key=lambda client: (-num_examples[client], client))
     assert [client for task in tasks for client in task] == order
     images = {
@@ -76,13 +76,14 @@ def test_a_cohort_is_cut_into_tasks_the_longest_first(num_examples, task_images,
         work = sum(images[client] for client in task)
         assert len(task) == 1 or work <= min(task_images, left / module.TAPER)
         left -= work
-    assert cut(dict(reversed(num_examples.items())), training) == tasks
+    assert cut_into_tasks(dict(reversed(num_examples.items())), training) == tasks
 
 
 def test_a_cohort_of_any_size_has_about_two_thousand_tasks_at_most(monkeypatch):
     monkeypatch.undo()
     for num_clients, num_examples in ((1000, 600), (10_000, 600), (100_000, 50)):
-        assert len(cut(dict.fromkeys(range(num_clients), num_examples), Training())) < 2500
+        sizes = dict.fromkeys(range(num_clients), num_examples)
+        assert len(cut_into_tasks(sizes, Training())) < 2500
 
 
 def test_sums_are_added_in_groups_only_where_all_together_exceed_4_gib():
@@ -111,7 +112,8 @@ def test_summands_are_added_within_tasks_and_then_over_tasks(make_setup, play, m
         compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1
     )
     monkeypatch.setattr(
-        "rayfed.rounds.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)]
+        "rayfed.rounds.engine.cut_into_tasks",
+        lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)],
     )
     x = [1e16, 1.0, -1e16, 3.0] * 2
     expected = (((x[0] + x[1]) + x[2]) + x[3] + (x[4] + x[5])) + (x[6] + x[7])

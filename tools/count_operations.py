@@ -95,13 +95,13 @@ def counted(setup: Setup, clients: int, steps: int) -> Counted:
     """
     job = replace(setup.job, train=replace(setup.job.train, local_steps=steps))
     setup, counts = replace(setup, job=job), Counted()
-    workers = ThisProcess(setup)
-    last = engine.start(setup, workers)
+    executor = ThisProcess(setup)
+    last = engine.start(setup, executor)
     for _ in range(2):
-        last = engine.play(setup, last, workers, [*range(CLIENTS)])
+        last = engine.play(setup, last, executor, [*range(CLIENTS)])
     # As on a GPU
     with counts, patch.object(MaxPool, "forward", torch.nn.MaxPool2d.forward):
-        engine.play(setup, last, workers, [*range(clients)])
+        engine.play(setup, last, executor, [*range(clients)])
     return counts
 
 

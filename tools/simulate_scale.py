@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rayfed.clients.settings import Training
-from rayfed.rounds.tasks import cut, grouped
+from rayfed.rounds.tasks import cut_into_tasks, grouped
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Scaled
 
@@ -82,7 +82,7 @@ def simulate(
     all memories.
     """
     sizes = np.random.default_rng(0).lognormal(np.log(600), 0.5, cohort).astype(int) + 1
-    tasks = cut(dict(enumerate(sizes.tolist())), Training())
+    tasks = cut_into_tasks(dict(enumerate(sizes.tolist())), Training())
     per_image = client_seconds / float(sizes.mean())
     trained = [per_image * float(sizes[list(task)].sum()) for task in tasks]
     # Bytes of a task's sum.

@@ -77,7 +77,10 @@ class BrokenContract(RunFailed):
 
 
 class ClientFailed(RunFailed):
-    """A client's own exception, with its traceback. It would fail again on any worker."""
+    """An exception of the work, of a client or an evaluation, with its traceback.
+
+    It would fail again on any worker.
+    """
 
 
 class Resumable(RunFailed):

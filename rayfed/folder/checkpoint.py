@@ -40,7 +40,7 @@ from rayfed.job import Job, differences, flat, other_lineage
 from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
 from rayfed.rounds.executor import Executor
-from rayfed.rounds.round import Kind, Memory, Round
+from rayfed.rounds.round import HardwareKind, Memory, Round
 from rayfed.rounds.setup import Setup
 from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import Weights, other_names, state_of
@@ -216,7 +216,7 @@ class Checkpoint:
         details = f" ({'; '.join(lines)})" if lines else ""
         return f"the images or labels have changed since{details}"
 
-    def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
+    def other_bits(self, kinds: Sequence[HardwareKind], modules: Mapping[str, str]) -> list[str]:
         """List why the results would change: other hardware, versions or modules.
 
         `kinds` are the kinds of hardware, `modules` the hashes of the user's modules by name.

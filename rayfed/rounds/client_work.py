@@ -30,7 +30,7 @@ from rayfed.methods.registry import describe
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
 from rayfed.rounds import measuring
-from rayfed.rounds.evaluation import evaluating, see
+from rayfed.rounds.evaluation import evaluating, see_sample
 from rayfed.rounds.messages import Broadcast, ClientReply
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup, common_view
@@ -125,7 +125,7 @@ class RoundContext:
 
     def _see(self, weights: Weights) -> Seen:
         # A copy of the model, as a forward pass may change its buffers.
-        return see(self.setup, in_evaluation(with_weights(self.setup.model, weights)))
+        return see_sample(self.setup, in_evaluation(with_weights(self.setup.model, weights)))
 
     def _seen_global(self) -> Seen:
         number = self.broadcast.round

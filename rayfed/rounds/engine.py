@@ -1,10 +1,10 @@
 """The rounds of a run, from top to bottom.
 
-    rounds       the loop: evaluate round n while round n + 1 trains
-    NextRound    the round that is in flight meanwhile
-    open_round   draw a cohort, survey it, let the parts tell what they send
-    begin        open the round and hand out its training
-    finish       add up what clients sent, and let the parts update the model
+    rounds        the loop: evaluate round n while round n + 1 trains
+    NextRound     the round that is in flight meanwhile
+    open_round    draw a cohort, survey it, let the parts tell what they send
+    begin_round   open the round and hand out its training
+    finish_round  add up what clients sent, and let the parts update the model
 
 The executor knows where work is done; this file does not. Which client was ready first changes
 nothing: the cohort and its tasks are a function of the job, and sums are added in that order.
@@ -34,10 +34,10 @@ from rayfed.methods.views import Step
 from rayfed.methods.watch import call
 from rayfed.rounds.evaluation import sample
 from rayfed.rounds.executor import (
-    Activations,
     Evaluate,
     Executor,
     LocalModel,
+    MeasureActivations,
     Results,
     Survey,
     Train,
@@ -47,7 +47,7 @@ from rayfed.rounds.executor import (
 from rayfed.rounds.messages import Assignment, Broadcast, ClientReply, Task, TaskReply
 from rayfed.rounds.round import Memory, Round
 from rayfed.rounds.setup import Setup, server_view
-from rayfed.rounds.tasks import add_up, cut, grouped
+from rayfed.rounds.tasks import add_up, cut_into_tasks, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
 from rayfed.tensors.wire import unpack
@@ -91,7 +91,7 @@ def rounds(
         # measured, and workers that have no test images left go on with clients.
         results = begin_evaluation(setup, executor, current)
         with closing(NextRound(setup, executor, current)) as following:
-            current = evaluated(setup, current, results)
+            current = with_evaluation(setup, current, results)
             ended = time.perf_counter()
             if began is not None:
                 current = replace(current, seconds=ended - began)
@@ -106,21 +106,21 @@ def rounds(
 def start(setup: Setup, executor: Executor) -> Round:
     """Return round 0: the initial model, evaluated."""
     first = initial(setup)
-    return evaluated(setup, first, begin_evaluation(setup, executor, first))
+    return with_evaluation(setup, first, begin_evaluation(setup, executor, first))
 
 
 def play(
-    setup: Setup, last: Round, executor: Executor, clients: Sequence[int] | None = None
+    setup: Setup, previous: Round, executor: Executor, clients: Sequence[int] | None = None
 ) -> Round:
-    """Return the round after `last`, evaluated if that is due.
+    """Return the round after `previous`, evaluated if that is due.
 
     With `clients`, these train in place of the cohort. Raises `RunFailed`, naming client and place,
     where an update cannot be averaged.
     """
     began = time.perf_counter()
-    opening, replies = begin(setup, executor, last, clients)
-    round = finish(setup, executor, last, opening, replies)
-    round = evaluated(setup, round, begin_evaluation(setup, executor, round))
+    opening, replies = begin_round(setup, executor, previous, clients)
+    round = finish_round(setup, executor, previous, opening, replies)
+    round = with_evaluation(setup, round, begin_evaluation(setup, executor, round))
     return replace(round, seconds=time.perf_counter() - began)
 
 
@@ -132,30 +132,30 @@ class NextRound:
     for it in each of them; `close` drops it.
     """
 
-    def __init__(self, setup: Setup, executor: Executor, last: Round) -> None:
+    def __init__(self, setup: Setup, executor: Executor, previous: Round) -> None:
         self._setup, self._executor = setup, executor
         self._begun: tuple[Opening, Results] | None = None
         self._error: Exception | None = None
 
-        if last.round >= setup.job.train.num_rounds:
+        if previous.round >= setup.job.train.num_rounds:
             return
-        # To wait for a survey here would hold up the evaluation of `last`.
-        if surveys(parts_at(setup.job.method, last.round + 1)):
+        # To wait for a survey here would hold up the evaluation of `previous`.
+        if surveys(parts_at(setup.job.method, previous.round + 1)):
             return
         try:
-            self._begun = begin(setup, executor, last)
+            self._begun = begin_round(setup, executor, previous)
         except Exception as error:
-            # `last` must be recorded first, and a run that ends with `last` never needs this round.
+            # `previous` must be recorded first, and a run that ends with it never needs this round.
             self._error = error
 
-    def finish(self, last: Round) -> Round:
-        """Wait for the round and return it, not evaluated; `last` is recorded by now."""
+    def finish(self, previous: Round) -> Round:
+        """Wait for the round and return it, not evaluated; `previous` is recorded by now."""
         if self._error is not None:
             raise self._error
-        begun = self._begun or begin(self._setup, self._executor, last)
+        begun = self._begun or begin_round(self._setup, self._executor, previous)
         # It holds all that was sent, which would stay in memory as long as this object.
         self._begun = None
-        return finish(self._setup, self._executor, last, *begun)
+        return finish_round(self._setup, self._executor, previous, *begun)
 
     def close(self) -> None:
         """Drop the round: the run ends before it."""
@@ -167,13 +167,13 @@ class NextRound:
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """A round up to its training: the clients in it, and the message to them."""
+    """A round up to its training: the clients in it, and what is sent to them."""
 
     cohort: Cohort
     tasks: Sequence[Task]
     # The parts whose hooks are called: none in an empty round.
     parts: Parts
-    # Each part with its state as the last round left it, by slot.
+    # Each part with its state as the previous round left it, by slot.
     held: dict[str, Held]
     # Each part's state once it has told, by slot.
     states: dict[str, Tree]
@@ -184,15 +184,15 @@ class Opening:
 
     @property
     def bytes_down(self) -> int:
-        """Return what the server sends: the same message to each client that was chosen."""
+        """Return the bytes that the server sends, the same to each client that was chosen."""
         broadcast = self.broadcast
-        message = [shared(self.stay, broadcast.weights), broadcast.states, broadcast.payloads]
-        return num_bytes(message) * len(self.cohort.chosen)
+        sent = [shared(self.stay, broadcast.weights), broadcast.states, broadcast.payloads]
+        return num_bytes(sent) * len(self.cohort.chosen)
 
-    def unchanged(self, last: Round) -> Round:
+    def unchanged(self, previous: Round) -> Round:
         """Return the round in which no client answers: the model stays as it was."""
         return replace(
-            last.without_results(),
+            previous.without_results(),
             round=self.broadcast.round,
             held=self.held,
             bytes_down=self.bytes_down,
@@ -206,35 +206,36 @@ class Opening:
 
 
 def open_round(
-    setup: Setup, last: Round, executor: Executor, clients: Sequence[int] | None = None
+    setup: Setup, previous: Round, executor: Executor, clients: Sequence[int] | None = None
 ) -> Opening:
-    """Draw the cohort of the round after `last`, survey it, and let each part tell what it sends.
+    """Draw the cohort of the round after `previous`, survey it, and let each part tell.
 
     Where no client of the cohort answers, no hook is called but `init`.
     """
-    number = last.round + 1
+    number = previous.round + 1
     parts = parts_at(setup.job.method, number)
     cohort = cohort_of(setup, number) if clients is None else Cohort(clients, clients)
     sizes = {client: setup.federation.num_examples(client) for client in cohort.answered}
-    tasks = cut(sizes, setup.job.train)
+    tasks = cut_into_tasks(sizes, setup.job.train)
 
     held: dict[str, Held] = {}
     with server_hooks(setup, Purpose.INIT, number):
         for part in parts:
-            held[part.slot] = in_force(part, last.held.get(part.slot), number, last.weights)
-    # Hooks may write to a state. The last round must stay as it was, to be kept if this one fails.
+            held[part.slot] = in_force(part, previous.held.get(part.slot), number, previous.weights)
+    # Hooks may write to a state. The previous round must stay as it was, to be kept if this one
+    # fails.
     states = {slot: copied(hold.state) for slot, hold in held.items()}
     since = {slot: hold.since for slot, hold in held.items()}
     if not tasks:
         parts = ()
 
     surveying = {part.slot: states[part.slot] for part in surveys(parts)}
-    broadcast = Broadcast(number, last.weights, surveying, {}, since)
-    survey = add_up(f"round {number} (survey)", ask(executor, broadcast, tasks))
+    broadcast = Broadcast(number, previous.weights, surveying, {}, since)
+    survey = add_up(f"round {number} (survey)", begin_survey(executor, broadcast, tasks))
     surveyed = unpack(survey.summands, copy=False)
 
     payloads: dict[str, Tree] = {}
-    view = server_view(setup, number, copied(last.weights))
+    view = server_view(setup, number, copied(previous.weights))
     with server_hooks(setup, Purpose.TELL, number):
         for part in parts:
             first = held[part.slot].since == number
@@ -255,21 +256,23 @@ def open_round(
     )
 
 
-def begin(
-    setup: Setup, executor: Executor, last: Round, clients: Sequence[int] | None = None
+def begin_round(
+    setup: Setup, executor: Executor, previous: Round, clients: Sequence[int] | None = None
 ) -> tuple[Opening, Results]:
-    """Open the round after `last` and hand out its training."""
-    opening = open_round(setup, last, executor, clients)
-    replies = train(setup, executor, opening.broadcast, opening.to_train, last.memories)
+    """Open the round after `previous` and hand out its training."""
+    opening = open_round(setup, previous, executor, clients)
+    replies = begin_training(
+        setup, executor, opening.broadcast, opening.to_train, previous.memories
+    )
     return opening, replies
 
 
-def finish(
-    setup: Setup, executor: Executor, last: Round, opening: Opening, replies: Results
+def finish_round(
+    setup: Setup, executor: Executor, previous: Round, opening: Opening, replies: Results
 ) -> Round:
     """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
-    unchanged = opening.unchanged(last)
+    unchanged = opening.unchanged(previous)
     if not cohort.answered:
         replies.close()
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
@@ -282,15 +285,15 @@ def finish(
     updates = total.pop(UPDATES, None)
 
     # The average is the first part's update; later parts may change what it proposes.
-    step, states = update(setup, opening, total, last.weights)
-    weights = in_models_order("average", step.averaged, last.weights, number)
+    step, states = update(setup, opening, total, previous.weights)
+    weights = in_models_order("average", step.averaged, previous.weights, number)
     shown = step.shown
     if shown is not None:
-        shown = in_models_order("evaluated average", shown, last.weights, number)
+        shown = in_models_order("evaluated average", shown, previous.weights, number)
 
     measured = agreement(updates, len(reply.clients))
     if "drift" in setup.job.measures(number):
-        measured |= drift(setup, executor, number, last.weights, weights)
+        measured |= drift(setup, executor, number, previous.weights, weights)
 
     in_order = cohort_order(reply.clients, cohort.answered)
     confusions = {
@@ -301,7 +304,7 @@ def finish(
         weights=weights,
         shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=memories_after(last, reply.clients),
+        memories=memories_after(previous, reply.clients),
         clients=tuple(client.row for client in in_order),
         bytes_up=opening.bytes_surveyed + reply.bytes_up,
         notes={**cohort.notes, **measured},
@@ -315,12 +318,12 @@ def cohort_order(replies: Sequence[ClientReply], cohort: Sequence[int]) -> list[
     return [by_client[client] for client in cohort if client in by_client]
 
 
-def memories_after(last: Round, replies: Sequence[ClientReply]) -> dict[int, Memory]:
+def memories_after(previous: Round, replies: Sequence[ClientReply]) -> dict[int, Memory]:
     """Return all clients' memories once these have trained.
 
     A client that trained and gave no memory has none any more.
     """
-    memories = dict(last.memories)
+    memories = dict(previous.memories)
     for reply in replies:
         memories.pop(reply.row.client, None)
         if reply.memory is not None:
@@ -366,7 +369,7 @@ def begin_evaluation(setup: Setup, executor: Executor, round: Round) -> Results 
     return executor.map(Evaluate(round.round), pieces, {"weights": round.evaluated})
 
 
-def evaluated(setup: Setup, round: Round, results: Results | None) -> Round:
+def with_evaluation(setup: Setup, round: Round, results: Results | None) -> Round:
     """Wait for the evaluation of a round, and return the round with it.
 
     The class accuracies count as a peak only where `train.eval_every` asks for them. The extra
@@ -407,7 +410,7 @@ def drift(
     pieces = pieces_of(len(sample(setup)))
     seen = []
     for weights in (before, after):
-        results = list(executor.map(Activations(number), pieces, {"weights": weights}))
+        results = list(executor.map(MeasureActivations(number), pieces, {"weights": weights}))
         if None in results:
             return {}
         total = results[0]
@@ -417,14 +420,16 @@ def drift(
     return {f"drift.{key}": value for key, value in aligned(*seen)}
 
 
-def ask(executor: Executor, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterable[TaskReply]:
+def begin_survey(
+    executor: Executor, broadcast: Broadcast, tasks: Sequence[Task]
+) -> Iterable[TaskReply]:
     """Survey the clients; nobody is asked if no part surveys."""
     if not broadcast.states:
         return ()
     return executor.map(Survey(broadcast.round, broadcast.since), tasks, trees_of(broadcast))
 
 
-def train(
+def begin_training(
     setup: Setup,
     executor: Executor,
     broadcast: Broadcast,
@@ -455,7 +460,7 @@ def local_models(
 
 
 def trees_of(broadcast: Broadcast) -> dict[str, Tree]:
-    """Return the trees of a message by name. They change at different times."""
+    """Return the trees of a broadcast by name. They change at different times."""
     return {
         "weights": broadcast.weights,
         "states": broadcast.states,

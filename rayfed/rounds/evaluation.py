@@ -59,15 +59,15 @@ def activations(setup: Setup, model: nn.Module, start: int, stop: int) -> Activa
     """
     try:
         with evaluating(setup):
-            return see(setup, model, slice(start, stop)).activations
+            return see_sample(setup, model, slice(start, stop)).activations
     except Exception as error:
         warn_of_failure("drift", error)
         return None
 
 
-def see(setup: Setup, model: nn.Module, part: slice = slice(0, None)) -> Seen:
-    """Show a model the sampled test images, or a part of them."""
-    batches = batches_of_test(setup, sample(setup)[part], part.start)
+def see_sample(setup: Setup, model: nn.Module, places: slice = slice(0, None)) -> Seen:
+    """Show a model the sampled test images, or those at some places among them."""
+    batches = batches_of_test(setup, sample(setup)[places], places.start)
     return measuring.see(setup.run, setup.job.measure_layers, batches, model)
 
 

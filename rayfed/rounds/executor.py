@@ -3,13 +3,13 @@
 A kind of work is a frozen dataclass that says what is done with an item. What it does depends only
 on the setup, the shared trees and the item, so any worker may do it, and do it again.
 
-    work            an item                                     its result
-    Survey          a task                                      the task's summands, added up
-    Train           a group of tasks, with clients' memories    the group's summands, added up
-    LocalModel      a client, with its memory                   its row and its weights
-    AddUp           the replies of several tasks                their summands, added up
-    Evaluate        a range of test images                      an `Evaluation`
-    Activations     a range of test images                      `Activations`, or None
+    work                  an item                                   its result
+    Survey                a task                                    the task's summands, added up
+    Train                 a group of tasks, with clients' memories  the group's summands, added up
+    LocalModel            a client, with its memory                 its row and its weights
+    AddUp                 the replies of several tasks              their summands, added up
+    Evaluate              a range of test images                    an `Evaluation`
+    MeasureActivations    a range of test images                    `Activations`, or None
 
 `InProcess` is the meaning of `map`. A pool of workers must give the same results.
 """
@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Protocol
 
 from rayfed.base.errors import ClientFailed, RunFailed
 from rayfed.rounds.messages import Assignment, Broadcast, Task, TaskReply
-from rayfed.rounds.round import ClientRow, Kind, Memory, Round
-from rayfed.rounds.tasks import add_up, at_client, task_text
+from rayfed.rounds.round import ClientRow, HardwareKind, Memory, Round
+from rayfed.rounds.tasks import add_up, at_client
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
@@ -71,8 +71,10 @@ class ClientRunner(Protocol):
 class Work(ABC):
     """A kind of work, with the small values that all its items have in common."""
 
-    # It names the work in messages, and deadlines are learned for each kind.
+    # It names the work in messages and on Ray's dashboard, and deadlines are learned for each kind.
     kind: ClassVar[str]
+    # What its text says after the round.
+    remark: ClassVar[str] = ""
     # The round that the work is done for; 0 if it belongs to none.
     round: int = 0
 
@@ -83,16 +85,32 @@ class Work(ABC):
         Several items come together so that the trees are unpacked once.
         """
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        """Return the name of the work on Ray's dashboard: its kind and the round."""
+        return f"{self.kind} round {self.round}"
+
     def text(self, items: Sequence[Item]) -> str:
-        """Describe the items in words, for messages."""
+        """Describe the items in words, for messages and the heartbeat.
+
+        Work on clients names these; other work has a text of its own.
+        """
+        return self.text_of_clients(joined(self.clients(item) for item in items))
+
+    def text_of_clients(self, clients: Task) -> str:
+        """Name clients and the round. Nothing else puts work on clients into words."""
+        if len(clients) == 1:
+            named = f"client {clients[0]}"
+        else:
+            named = f"{len(clients)} clients ({', '.join(map(str, clients))})"
+        return f"{named}, round {self.round}{self.remark}"
 
     def clients(self, item: Item) -> Task:
         """Return the clients whose work the item is; none in an evaluation."""
         return ()
 
     def split(self, item: Item) -> Sequence[Item]:
-        """Cut an item into pieces that workers may share; `AddUp` makes its result of theirs."""
+        """Cut an item into smaller ones that workers may share; `AddUp` adds their results."""
         return [item]
 
 
@@ -101,6 +119,7 @@ class Survey(Work):
     """Ask the clients of a task before the server decides what to send."""
 
     kind: ClassVar[str] = "survey"
+    remark: ClassVar[str] = " (survey)"
     since: dict[str, int] = field(default_factory=dict)
 
     def run(
@@ -108,10 +127,6 @@ class Survey(Work):
     ) -> Iterator[TaskReply]:
         """Yield the reply of each task."""
         return runner.survey(Broadcast(self.round, since=self.since, **shared), items)
-
-    def text(self, items: Sequence[Task]) -> str:
-        """Name the clients and the round."""
-        return task_text(joined(items), self.round, survey=True)
 
     def clients(self, item: Task) -> Task:
         """Return the clients of a task."""
@@ -145,10 +160,6 @@ class Train(Work):
             else:
                 yield add_up(f"round {self.round}", islice(replies, len(group)))
 
-    def text(self, items: Sequence[AssignmentGroup]) -> str:
-        """Name the clients and the round."""
-        return task_text(joined(self.clients(item) for item in items), self.round, survey=False)
-
     def clients(self, item: AssignmentGroup) -> Task:
         """Return the clients of a group."""
         return joined(assignment.clients for assignment in item)
@@ -170,10 +181,6 @@ class LocalModel(Work):
     ) -> Iterator[tuple[ClientRow, Weights]]:
         """Yield the row and the weights of each client."""
         return runner.local_models(Broadcast(self.round, since=self.since, **shared), items)
-
-    def text(self, items: Sequence[Assignment]) -> str:
-        """Name the clients and the round."""
-        return task_text(joined(self.clients(item) for item in items), self.round, survey=False)
 
     def clients(self, item: Assignment) -> Task:
         """Return the client, as a task."""
@@ -214,7 +221,7 @@ class Evaluate(Work):
 
 
 @dataclass(frozen=True)
-class Activations(Evaluate):
+class MeasureActivations(Evaluate):
     """See what the measured layers say of the classes, on a range of the sampled test images.
 
     Where a model does not allow it, the result is None.
@@ -259,7 +266,7 @@ class Executor(ABC):
         """Store a client's memory that comes out of a checkpoint; returns the handle to it."""
 
     @abstractmethod
-    def kinds(self) -> Sequence[Kind]:
+    def kinds(self) -> Sequence[HardwareKind]:
         """List the kinds of hardware that have done the run's work since this process began."""
 
     @abstractmethod
@@ -299,7 +306,7 @@ class InProcess(Executor):
         done, total = 0, sum(len(work.clients(item)) for item in items)
         for item in items:
             self._may_go_on()
-            with naming_client(work, item):
+            with naming_work(work, item):
                 result = next(results)
             done += len(work.clients(item))
             if work.kind == "train":
@@ -323,8 +330,8 @@ class InProcess(Executor):
 
 
 @contextmanager
-def naming_client(work: Work, item: Item) -> Iterator[None]:
-    """Raise what a client's work raises as `RunFailed`, with the client and the round."""
+def naming_work(work: Work, item: Item) -> Iterator[None]:
+    """Raise what work raises as `RunFailed`, which names the work: clients or images, and round."""
     clients = work.clients(item)
     try:
         yield
@@ -333,12 +340,9 @@ def naming_client(work: Work, item: Item) -> Iterator[None]:
             error.client, error.round = at_client(error, ()), work.round
         raise
     except Exception as error:
-        if not clients:
-            raise
         client = at_client(error, clients)
-        named = clients if client is None else (client,)
-        words = task_text(named, work.round, survey=work.kind == "survey")
-        said = f"{words} failed:\n{traceback.format_exc().rstrip()}"
+        text = work.text([item]) if client is None else work.text_of_clients((client,))
+        said = f"{text} failed:\n{traceback.format_exc().rstrip()}"
         raise ClientFailed(said, client, work.round) from error
 
 

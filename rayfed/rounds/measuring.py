@@ -41,13 +41,13 @@ def see(
             logits.append(outputs.logits.cpu())
             if outputs.features is not None:
                 by_batch.append(outputs.features.cpu())
-    for layer, parts in by_layer.items():
-        if len(parts) != len(labels):
+    for layer, of_layer in by_layer.items():
+        if len(of_layer) != len(labels):
             raise ValueError(
-                f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes"
+                f"the layer '{layer}' gave {len(of_layer)} outputs in {len(labels)} forward passes"
             )
     features = torch.cat(by_batch).numpy() if by_batch else None
-    chosen = {layer: torch.cat(parts).numpy() for layer, parts in by_layer.items()}
+    chosen = {layer: torch.cat(of_layer).numpy() for layer, of_layer in by_layer.items()}
     if not layers and features is not None:
         chosen = {FEATURES: features}
     return Seen(

@@ -29,7 +29,7 @@ TaskGroup = Sequence[Task]
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """The server's message for one round, the same to every client.
+    """What the server sends in one round, the same to every client.
 
     Its three trees change at different times.
     """
@@ -64,7 +64,7 @@ class Broadcast:
         return pack({"round": self.round, "slots": slots})
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
-        """Return the message with its three trees packed, unpacked, or moved to a device."""
+        """Return the broadcast with its three trees packed, unpacked, or moved to a device."""
         return replace(
             self,
             weights=function(self.weights),

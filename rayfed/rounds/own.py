@@ -68,12 +68,12 @@ class OwnRow:
 
 
 def own_rows(
-    setup: Setup, last: Round, workers: Executor, tuning: Tuning | None
+    setup: Setup, last: Round, executor: Executor, tuning: Tuning | None
 ) -> Iterator[OwnRow]:
     """Yield the results of all clients' own models after a round, in this process.
 
-    `workers` hold the clients' memories. Raise `InputError` where the head is to be tuned and the
-    model has none, and `Diverged` where tuning diverges.
+    `executor` fetches the clients' memories. Raise `InputError` where the head is to be tuned and
+    the model has none, and `Diverged` where tuning diverges.
     """
     if tuning is not None:
         training = replace(setup.job.train, local_epochs=tuning.epochs, local_steps=None)
@@ -90,7 +90,7 @@ def own_rows(
     for client in range(setup.federation.num_clients):
         num_examples = setup.federation.num_examples(client)
         label_shares = setup.federation.label_counts(client) / num_examples
-        memory = workers.recall(last.memories[client]) if client in last.memories else None
+        memory = executor.recall(last.memories[client]) if client in last.memories else None
         seed = seed_of(setup.job.seed, Purpose.EVALUATION, last.round, client)
         with isolated(seed, setup.device):
             own_weights = _own_weights(context, parts, context.broadcast.read_memory(memory))

@@ -18,7 +18,7 @@ from rayfed.tensors.weights import Weights
 # A handle to one client's memory: the workers make it and read it.
 Memory = Any
 # A kind of hardware, with its settings: two that are equal compute the same bits.
-Kind = dict[str, str]
+HardwareKind = dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ MOST_BYTES = 2**32
 LARGEST_GROUP = 16
 
 
-def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
+def cut_into_tasks(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     """Cut a cohort, with each client's images, into tasks, the longest work first.
 
     A task has up to `train.task_images` images of training, or more where a cohort would else have
@@ -37,9 +37,9 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     shorter, down to one client, so that workers finish at about the same time. All this is a
     function of the job: no bit depends on the workers.
 
-    >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
+    >>> cut_into_tasks({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
     [(3,), (0,), (1,), (2,), (4,)]
-    >>> tasks = cut(dict.fromkeys(range(60), 60), Training(task_images=300))
+    >>> tasks = cut_into_tasks(dict.fromkeys(range(60), 60), Training(task_images=300))
     >>> [len(task) for task in tasks]
     [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
@@ -68,15 +68,6 @@ def estimated_work(num_examples: Mapping[int, int], training: Training) -> dict[
     if training.local_steps:
         return dict.fromkeys(num_examples, training.local_steps * training.batch_size)
     return {client: count * training.local_epochs for client, count in num_examples.items()}
-
-
-def task_text(task: Task, round: int, *, survey: bool) -> str:
-    """Describe a task in words."""
-    if len(task) == 1:
-        clients = f"client {task[0]}"
-    else:
-        clients = f"{len(task)} clients ({', '.join(map(str, task))})"
-    return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
 
 
 def grouped(tasks: Sequence[Task], num_bytes: int) -> list[TaskGroup]:

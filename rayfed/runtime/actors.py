@@ -15,7 +15,7 @@ from ray import ObjectRef, cloudpickle
 from rayfed.base.code import Source, import_from
 from rayfed.base.errors import Restarted
 from rayfed.rounds.executor import Work
-from rayfed.rounds.round import Kind
+from rayfed.rounds.round import HardwareKind
 from rayfed.rounds.tasks import at_client, name_client
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.remote import apart, received
@@ -53,7 +53,7 @@ class ClientActor:
 
     def open(
         self, setup: Sequence[ObjectRef], modules: Sequence[Source] = ()
-    ) -> tuple[tuple[str, ...], str, Kind]:
+    ) -> tuple[tuple[str, ...], str, HardwareKind]:
         """Open the run; return where that was, the device and the kind of hardware.
 
         A restarted actor must do it again.
@@ -80,7 +80,7 @@ class ClientActor:
         shared = dict(zip(names, objects[: len(names)], strict=True))
         items = received(work, values, objects[len(names) :])
         with sendable():
-            return apart(work, work.run(self._worker, shared, items))
+            return apart(work, work.run(self._runner, shared, items))
 
     def measure_memory(self, setup: Sequence[ObjectRef]) -> int:
         """Return the GPU memory in bytes that this process takes for the largest client.
@@ -92,8 +92,8 @@ class ClientActor:
         return peak_bytes(ray.get(setup[0]))
 
     @property
-    def _worker(self) -> Runner:
-        """Return what does the work; raise `Restarted` where it must be opened again."""
+    def _runner(self) -> Runner:
+        """Return the runner; raise `Restarted` where it must be opened again."""
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened

@@ -16,7 +16,7 @@ import torch
 
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import set_tf32
-from rayfed.rounds.round import Kind
+from rayfed.rounds.round import HardwareKind
 
 # This gives torch huge pages from its first allocation on: a step is 5 % faster.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -69,7 +69,7 @@ ADVICE = {
 _ran_short = False
 
 
-def kind_of(device: torch.device) -> Kind:
+def kind_of(device: torch.device) -> HardwareKind:
     """Return the hardware, and torch's settings.
 
     The bits of a result depend on them beside the code and its versions.
@@ -99,7 +99,7 @@ def _variables() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in sorted(names))
 
 
-def _processor() -> Kind:
+def _processor() -> HardwareKind:
     """Return the processor's maker, and its instructions for matrices and short numbers.
 
     oneDNN and MKL choose their code by both.

@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from rayfed.base.errors import RunFailed
 from rayfed.clients.clock import images_trained
 from rayfed.rounds.executor import AddUp, Executor, Progress, Shared, Work
-from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.round import HardwareKind, Round
 from rayfed.rounds.setup import Setup
 from rayfed.runtime import policy
 from rayfed.runtime.causes import ray_may_fail
@@ -32,7 +32,7 @@ from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.failures import Mishap, given_up, mishap_of, own_error
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.heartbeat import Heartbeat, got
-from rayfed.runtime.items import Answer, Item, ItemState, MapCall, Message, text_of
+from rayfed.runtime.items import Answer, ItemState, MapCall, Message, QueuedItem, text_of
 from rayfed.runtime.policy import Tries, Trouble
 from rayfed.runtime.remote import bring, num_objects, to_send, together
 from rayfed.runtime.signals import refuse_to_go_on
@@ -87,7 +87,7 @@ class Pool(Executor):
     def map(self, work: Work, items: Sequence[Any], shared: Shared) -> "PoolResults":
         """Begin a call, after those before it; returns its results, which wait for the workers.
 
-        They raise `ClientFailed` for an exception of a client's own, and `WorkersLost`
+        They raise `ClientFailed` for an exception of the work's own, and `WorkersLost`
         where an item was lost too often.
         """
         call = MapCall(work, shared, self._items(work, items), self._most(work, shared))
@@ -113,7 +113,7 @@ class Pool(Executor):
         """Put a client's memory into Ray's store."""
         return ray.put(memory)
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[HardwareKind]:
         """List the kinds of hardware that workers have come up on."""
         return list(self._group.kinds)
 
@@ -131,21 +131,21 @@ class Pool(Executor):
 
     # The items of a call, and their results.
 
-    def _items(self, work: Work, values: Sequence[Any]) -> list[Item]:
+    def _items(self, work: Work, values: Sequence[Any]) -> list[QueuedItem]:
         """Return the items of a call. Workers share a group's addends, and one adds them up."""
-        turns: list[Item] = []
+        turns: list[QueuedItem] = []
         number = 0
         for value in values:
             addends = []
-            for piece in work.split(value):
-                clients = work.clients(piece)
-                size = self._images(clients) if clients else piece[1] - piece[0]
-                addends.append(Item(work, piece, size, number))
+            for smaller in work.split(value):
+                clients = work.clients(smaller)
+                size = self._images(clients) if clients else smaller[1] - smaller[0]
+                addends.append(QueuedItem(work, smaller, size, number))
                 number += 1
             if len(addends) == 1:
                 turns.extend(addends)
             else:
-                turns.append(Item(AddUp(work.round), None, len(addends), number, addends))
+                turns.append(QueuedItem(AddUp(work.round), None, len(addends), number, addends))
         return turns
 
     def _most(self, work: Work, shared: Shared) -> int:
@@ -181,7 +181,7 @@ class Pool(Executor):
             self._coming.clear()
             self.drop(call)
 
-    def _fetched(self, call: MapCall, item: Item, begun: float) -> Any:
+    def _fetched(self, call: MapCall, item: QueuedItem, begun: float) -> Any:
         """Return the result of the item whose turn has come, since `begun`; `NOT_HERE` until then.
 
         To wait for an object lets all other work wait: as long again as it has waited, and a second
@@ -257,7 +257,7 @@ class Pool(Executor):
                 message = Message(call, items, worker, references, time.monotonic())
                 self._working[references[0]] = message
 
-    def _worker_for(self, item: Item) -> Worker | None:
+    def _worker_for(self, item: QueuedItem) -> Worker | None:
         """Take an idle worker for an item. None while it is better to wait for another.
 
         A sum goes to a node that makes the fewest: what it adds comes over the node's link. An item
@@ -276,14 +276,14 @@ class Pool(Executor):
         self._group.take(worker)
         return worker
 
-    def _send(self, call: MapCall, items: Sequence[Item], worker: Worker) -> list[ObjectRef]:
+    def _send(self, call: MapCall, items: Sequence[QueuedItem], worker: Worker) -> list[ObjectRef]:
         """Send items to a worker; returns the references of the values, and of all objects."""
         work = items[0].work
         shared = {} if items[0].addends else call.shared
         trees = [self._put(name, tree) for name, tree in shared.items()]
         values, objects = to_send(items, self._deadline.of_fetching)
         count = 1 + sum(num_objects(item) for item in items)
-        do = worker.actor.do.options(num_returns=count, name=f"{work.kind} round {work.round}")
+        do = worker.actor.do.options(num_returns=count, name=work.name)
         references = do.remote(work, values, list(shared), *trees, *objects)
         # Memories that the adding actor made itself have no copy elsewhere; bring one here.
         for item in items:

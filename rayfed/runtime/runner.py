@@ -1,6 +1,6 @@
 """Run clients' work in one process: on an actor, or in the driver itself without Ray.
 
-Values come and go packed, on the same wire in both cases.
+Values come and go broadcast, on the same wire in both cases.
 """
 
 import copy
@@ -69,48 +69,48 @@ class Runner:
             module for module in users_own(self.setup, 1) if isinstance(module, nn.Module)
         ]
 
-    def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         """Survey the clients of each task, and yield the sum of what they say."""
-        where = f"round {packed.round} (survey)"
-        shared = self._shared_context(packed)
+        where = f"round {broadcast.round} (survey)"
+        shared = self._shared_context(broadcast)
         for task in tasks:
             total = TaskSum(where, task)
             for client in task:
                 with Serving(client), advising():
-                    context = shared or self._fresh_context(packed)
-                    watch = self._is_first("survey", packed.round)
+                    context = shared or self._fresh_context(broadcast)
+                    watch = self._is_first("survey", broadcast.round)
                     summands = client_work.survey(context, client, watch=watch)
                 total.add(client, summands)
             yield total.reply()
 
     def train(
-        self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
     ) -> Iterator[TaskReply]:
         """Train the clients of each task, and yield the sum of what they send.
 
         The first client is trained again at the end, once in the life of the process, where code of
         the user's takes part: it must give the same bits.
         """
-        where = f"round {packed.round}"
-        shared = self._shared_context(packed)
-        users_code = users_own(self.setup, packed.round) if self._check_training else []
+        where = f"round {broadcast.round}"
+        shared = self._shared_context(broadcast)
+        users_code = users_own(self.setup, broadcast.round) if self._check_training else []
         first_bits = None
         for task in tasks:
             total = TaskSum(where, task)
             replies: list[ClientReply] = []
             for client in task:
-                reply = self._train_client(packed, shared, client, memories.get(client))
+                reply = self._train_client(broadcast, shared, client, memories.get(client))
                 if users_code and first_bits is None:
                     first_bits = bits_of(reply)
                 # At once: the next client trains the same model, which the reply may hold.
                 total.add(client, reply.summands)
-                memory = packed.write_memory(reply.memory)
+                memory = broadcast.write_memory(reply.memory)
                 replies.append(replace(reply, summands={}, memory=memory))
             task_reply = total.reply(replies)
             if first_bits is not None and task is tasks[-1]:
                 self._check_training = False
                 client = tasks[0][0]
-                reply = self._train_client(packed, shared, client, memories.get(client))
+                reply = self._train_client(broadcast, shared, client, memories.get(client))
                 with Serving(client):
                     refuse_other_bits(
                         f"client {client}, {where}", users_code, first_bits, bits_of(reply)
@@ -121,31 +121,31 @@ class Runner:
             self._model.zero_grad()
 
     def local_models(
-        self, packed: Broadcast, assignments: Sequence[Assignment]
+        self, broadcast: Broadcast, assignments: Sequence[Assignment]
     ) -> Iterator[tuple[ClientRow, Weights]]:
         """Train clients, each alone in its task; yield each one's row and weights."""
-        shared = self._shared_context(packed)
+        shared = self._shared_context(broadcast)
         for assignment in assignments:
             (client,) = assignment.clients
             with Serving(client), advising():
-                context = shared or self._fresh_context(packed)
-                memory = packed.read_memory(assignment.memories.get(client))
+                context = shared or self._fresh_context(broadcast)
+                memory = broadcast.read_memory(assignment.memories.get(client))
                 reply = client_work.train(context, client, memory)
                 weights = context.trained()
             yield reply.row, weights
 
     def _train_client(
         self,
-        packed: Broadcast,
+        broadcast: Broadcast,
         shared: RoundContext | None,
         client: int,
         memory: Packed | None,
     ) -> ClientReply:
         """Train a client, in the context that all share or in one of its own."""
         with Serving(client), advising():
-            context = shared or self._fresh_context(packed)
-            watch = self._is_first("train", packed.round)
-            return client_work.train(context, client, packed.read_memory(memory), watch=watch)
+            context = shared or self._fresh_context(broadcast)
+            watch = self._is_first("train", broadcast.round)
+            return client_work.train(context, client, broadcast.read_memory(memory), watch=watch)
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], kind: str) -> list[Any]:
         """Evaluate the weights on ranges of test images, or see their activations there.
@@ -184,24 +184,24 @@ class Runner:
         self._watched.append((work, parts))
         return True
 
-    def _shared_context(self, packed: Broadcast) -> RoundContext | None:
+    def _shared_context(self, broadcast: Broadcast) -> RoundContext | None:
         """Return the context that all clients share; None where each must have its own.
 
         A part or a module of the user's may write to anything that it is given. The parts of this
         package leave all as it was, as tests/methods/test_contract.py checks.
         """
-        if packed.round not in self._seen:
+        if broadcast.round not in self._seen:
             self._seen.clear()
-        if users_own(self.setup, packed.round):
+        if users_own(self.setup, broadcast.round):
             return None
         if self._model is None:
             self._model = copy.deepcopy(self.setup.model)
-        broadcast = packed.map(unpack_in_place)
-        return RoundContext(self.setup, broadcast, self._seen, self._model)
+        unpacked = broadcast.map(unpack_in_place)
+        return RoundContext(self.setup, unpacked, self._seen, self._model)
 
-    def _fresh_context(self, packed: Broadcast) -> RoundContext:
-        """Return a context, with a copy of the message and a model, for one client alone."""
-        return RoundContext(self.setup, packed.map(unpack), self._seen)
+    def _fresh_context(self, broadcast: Broadcast) -> RoundContext:
+        """Return a context, with a copy of the broadcast and a model, for one client alone."""
+        return RoundContext(self.setup, broadcast.map(unpack), self._seen)
 
 
 class TaskSum:

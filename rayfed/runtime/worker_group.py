@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.folder.provenance import to_send
 from rayfed.job import RayOptions, differences
-from rayfed.rounds.round import Kind
+from rayfed.rounds.round import HardwareKind
 from rayfed.rounds.setup import Setup
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
@@ -147,7 +147,7 @@ class WorkerGroup:
         # Workers that wait for work, the one that has waited longest first.
         self.idle: deque[Worker] = deque()
         # The kinds of hardware that workers have come up on.
-        self.kinds: list[Kind] = []
+        self.kinds: list[HardwareKind] = []
         # What workers were asked while they come up.
         self.opening: dict[ObjectRef, Worker] = {}
         self._workers: list[Worker] = []
@@ -393,7 +393,7 @@ class WorkerGroup:
         if was_open:
             log.warning("%s is back", worker)
 
-    def _admit(self, worker: Worker, kind: Kind) -> bool:
+    def _admit(self, worker: Worker, kind: HardwareKind) -> bool:
         """Admit a worker that computes the same bits as the others; give up any other.
 
         No more are created: Ray would start one there again and again. Raises `WorkersLost` where

@@ -212,7 +212,7 @@ def states_after_training(setup, last):
     names = dict(setup.model.named_parameters())
     found = {}
     for client in opening.cohort.answered:
-        (reply,) = engine.train(setup, workers, opening.broadcast, [(client,)], {})
+        (reply,) = engine.begin_training(setup, workers, opening.broadcast, [(client,)], {})
         found[client] = unpack(reply.summands)["average"]["weights"].values
     return names, found
 
@@ -319,7 +319,7 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_setup, play, bi
                     setup.federation, test=test.take(np.flatnonzero(domains == code))
                 ),
             )
-            own = engine.evaluated(
+            own = engine.with_evaluation(
                 only, round, engine.begin_evaluation(only, ThisProcess(only), round)
             ).evaluation.confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()

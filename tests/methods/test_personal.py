@@ -331,7 +331,7 @@ def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make
     opening = open_round(setup, last, ThisProcess(setup), clients=[0, 1, 2, 3, 4, 5])
     once = {}
     for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
-        for task in engine.train(
+        for task in engine.begin_training(
             setup, ThisProcess(setup), opening.broadcast, tasks, last.memories
         ):
             for reply in task.clients:

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from torch import nn
 
 from rayfed.base.errors import ClientFailed
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, scaffold
 from rayfed.rounds import engine
-from rayfed.rounds.executor import Activations, Evaluate, pieces_of
+from rayfed.rounds.executor import Evaluate, MeasureActivations, pieces_of
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 
@@ -67,11 +68,18 @@ def visiting(make_setup, tmp_path):
     return make
 
 
+class Broken(nn.Module):
+    """A model that fails on all images."""
+
+    def forward(self, images):
+        raise ZeroDivisionError("the model divides by zero")
+
+
 def training(setup, executor):
     """Begin the training of round 1; returns its tasks and its results."""
     opening = engine.open_round(setup, engine.initial(setup), executor)
     tasks = opening.to_train
-    return tasks, engine.train(setup, executor, opening.broadcast, tasks, {})
+    return tasks, engine.begin_training(setup, executor, opening.broadcast, tasks, {})
 
 
 def test_results_come_in_the_order_of_the_items_each_once(executor_of, make_setup):
@@ -96,7 +104,7 @@ def test_calls_may_overlap_and_do_not_mix(executor_of, make_setup):
     shared = {"weights": state_of(setup.model)}
     with executor_of(setup) as executor:
         first = executor.map(Evaluate(), PIECES, shared)
-        second = executor.map(Activations(), pieces_of(30), shared)
+        second = executor.map(MeasureActivations(), pieces_of(30), shared)
         assert len(list(second)) == 1
         assert [int(result.confusion.sum()) for result in first] == [7, 4, 19]
 
@@ -135,6 +143,16 @@ def test_an_error_of_a_client_names_it_and_the_round(executor_of, visiting, fail
         evaluations = executor.map(Evaluate(), PIECES, {"weights": state_of(setup.model)})
         assert len(list(evaluations)) == 3
     assert "4" in visits()
+
+
+def test_an_error_of_an_evaluation_names_its_images(executor_of, make_setup):
+    setup = make_setup(scaffold(), ray=RayOptions(check_repeat=False))
+    with executor_of(replace(setup, model=Broken())) as executor:
+        results = executor.map(Evaluate(2), PIECES, {"weights": {}})
+        words = r"(?s)^evaluation of test images 0 to \d+ failed.*the model divides by zero"
+        with pytest.raises(ClientFailed, match=words) as error:
+            list(results)
+        assert (error.value.client, error.value.round) == (None, 2)
 
 
 def test_a_memory_is_recalled_as_it_was_remembered(executor_of, make_setup):

@@ -15,7 +15,7 @@ from rayfed.rounds import tasks
 from rayfed.rounds.executor import AddUp, Train
 from rayfed.rounds.messages import Assignment
 from rayfed.rounds.tasks import LARGEST_GROUP, MOST_BYTES, add_up, grouped
-from rayfed.runtime.items import Answer, Item, ItemState, MapCall, text_of
+from rayfed.runtime.items import Answer, ItemState, MapCall, QueuedItem, text_of
 from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
@@ -83,8 +83,8 @@ def test_groups_have_the_same_bits_on_ray(in_groups, cluster, setup, here, on_ra
 
 def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
     work = Train(1, {}, False)
-    addends = [Item(work, [Assignment((client,), {})], 1, client) for client in range(3)]
-    whole = Item(AddUp(1), None, 3, 3, addends)
+    addends = [QueuedItem(work, [Assignment((client,), {})], 1, client) for client in range(3)]
+    whole = QueuedItem(AddUp(1), None, 3, 3, addends)
     call = MapCall(work, {}, [whole], 1)
     assert [call.next_message(1, evenly=False) for _ in range(3)] == [[part] for part in addends]
     for part in reversed(addends):

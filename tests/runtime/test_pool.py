@@ -29,7 +29,7 @@ from rayfed.methods import (
 from rayfed.rounds.executor import Survey
 from rayfed.rounds.setup import open_setup
 from rayfed.runtime import slots
-from rayfed.runtime.items import Item, MapCall
+from rayfed.runtime.items import MapCall, QueuedItem
 from rayfed.runtime.policy import WORKER_FATES, Decision, ItemFate, Tries, Trouble, decide
 from rayfed.runtime.worker_group import Worker, WorkerGroup, WorkerState
 
@@ -256,7 +256,8 @@ WORK = Survey(1, {})
 
 
 def _call(sizes, most=4):
-    return MapCall(WORK, {}, [Item(WORK, (i,), size, i) for i, size in enumerate(sizes)], most)
+    items = [QueuedItem(WORK, (number,), size, number) for number, size in enumerate(sizes)]
+    return MapCall(WORK, {}, items, most)
 
 
 @pytest.mark.parametrize("actors", range(1, 6))

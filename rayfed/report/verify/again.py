@@ -25,7 +25,7 @@ class Again:
     """Plays a run again, in this process, and compares it with what was recorded."""
 
     setup: Setup
-    workers: Executor
+    executor: Executor
     # The rounds that checkpoints hold, by their numbers.
     saved: Mapping[int, Round]
     recorded: Numbers
@@ -37,13 +37,13 @@ class Again:
 
         With `clients`, only so many clients of each round train, one after another.
         """
-        current = engine.start(self.setup, self.workers)
+        current = engine.start(self.setup, self.executor)
         starts = {0: current, **self.saved}
         yield self._compare(current, "the initial model")
         for round in self.saved.values():
             if self.setup.job.train.evaluates(round.round):
-                results = engine.begin_evaluation(self.setup, self.workers, round)
-                again = engine.evaluated(self.setup, round, results)
+                results = engine.begin_evaluation(self.setup, self.executor, round)
+                again = engine.with_evaluation(self.setup, round, results)
                 yield self._compare(
                     again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS
                 )
@@ -53,20 +53,22 @@ class Again:
             if not start <= current.round < number:
                 current = starts[start]
             while current.round < number - bool(clients):
-                current = engine.play(self.setup, current, self.workers)
+                current = engine.play(self.setup, current, self.executor)
                 yield self._compare(current, "played again")
             if clients:
                 yield self._train(current, clients)
 
     def _train(self, before: Round, clients: int) -> Check:
         """Train so many clients of the round after `before`, drawn anew each time."""
-        opening = engine.open_round(self.setup, before, self.workers)
+        opening = engine.open_round(self.setup, before, self.executor)
         trained: list[int] = []
         for task in opening.to_train:
             trained += task
         drawn = sorted(random.sample(trained, min(clients, len(trained))))
         tasks = [(client,) for client in drawn]
-        replies = engine.train(self.setup, self.workers, opening.broadcast, tasks, before.memories)
+        replies = engine.begin_training(
+            self.setup, self.executor, opening.broadcast, tasks, before.memories
+        )
         rows = []
         for reply in replies:
             rows += [client.row for client in reply.clients]
@@ -78,7 +80,7 @@ class Again:
         self, again: Round, subject: str, wanted: Callable[[Key], bool] = lambda place: True
     ) -> Check:
         """Compare a round that was played again with what was recorded, at the wanted places."""
-        numbers = of_tables(round_rows(again, self.setup)) | of_checkpoint(again, self.workers)
+        numbers = of_tables(round_rows(again, self.setup)) | of_checkpoint(again, self.executor)
         right = {}
         for place, number in numbers.items():
             if wanted(place) and self._is_due(place, number):
@@ -101,9 +103,11 @@ class Again:
         return table != "confusions" and column in COLUMNS.get(table, ())
 
 
-def of_checkpoint(round: Round, workers: Executor) -> Numbers:
+def of_checkpoint(round: Round, executor: Executor) -> Numbers:
     """Return all that later rounds depend on, by its place."""
     states = {slot: held.state for slot, held in round.held.items()}
-    memories = {client: unpack(workers.recall(memory)) for client, memory in round.memories.items()}
+    memories = {
+        client: unpack(executor.recall(memory)) for client, memory in round.memories.items()
+    }
     tree = {"weights": round.weights, "evaluated": round.shown, "state": states, "memory": memories}
     return {(round.round, "checkpoint", dotted(path)): leaf for path, leaf in leaves(tree)}
