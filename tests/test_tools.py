@@ -19,12 +19,19 @@ from rayfed.job import override, read_job, read_toml
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "jobs/quickstart.toml"
 # As a tool has it that is run: some import others.
-sys.path.append(str(ROOT / "tools"))
-TOOLS = {path.stem: path for path in sorted((ROOT / "tools").glob("*.py"))}
+for folder in ("tools", "docs", "docs/comparison", "docs/reproduction"):
+    sys.path.append(str(ROOT / folder))
+# The scripts that make pages lie beside these.
+FILES = [
+    *(ROOT / "tools").glob("*.py"),
+    *(ROOT / "docs").glob("*/make_*.py"),
+    ROOT / "docs/pages.py",
+]
+TOOLS = {path.stem: path for path in sorted(FILES)}
 
 
 def tool(name):
-    """A file of tools/ as a module, which other tools can import."""
+    """A script as a module, which others can import."""
     spec = importlib.util.spec_from_file_location(name, TOOLS[name])
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -19,7 +19,7 @@ from rayfed.folder.checkpoint import digest_of
 from rayfed.report.verify.checks import WITHIN, checks
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("make_record", ROOT / "tools/make_record.py")
+SPEC = importlib.util.spec_from_file_location("make_record", ROOT / "docs/results/make_record.py")
 TOOL = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(TOOL)
 RECORDS = sorted(file.parent for file in (ROOT / "docs/results").glob("*/job.toml"))

@@ -1,14 +1,18 @@
-"""Twenty methods on ten draws (jobs/comparison/README.md): plays the tries, chooses of them, and
-tests the differences.
+"""Twenty methods on ten draws (jobs/comparison/README.md): play tries, choose of them, and test.
 
-python tools/make_twenty.py tune shards-2 runs     # plays the tries by halving; the same command
-continues python tools/make_twenty.py tries runs             # what has been played, into
-docs/comparison/twenty-tries.csv python tools/make_twenty.py best                   # the best tries
-of that file, into the job files that are reported python tools/make_twenty.py play shards-2 runs
-# plays the runs of those, draw by draw; the same command continues python tools/make_twenty.py
-records runs           # what has been played of them, into docs/comparison/twenty.csv python
-tools/make_twenty.py page                   # docs/comparison.md: the tables of both files, and a
-figure
+    python docs/comparison/make_twenty.py tune shards-2 runs
+    python docs/comparison/make_twenty.py tries runs
+    python docs/comparison/make_twenty.py best
+    python docs/comparison/make_twenty.py play shards-2 runs
+    python docs/comparison/make_twenty.py records runs
+    python docs/comparison/make_twenty.py page
+
+    tune      play the tries by halving; the same command continues
+    tries     write what has been played into docs/comparison/twenty-tries.csv
+    best      put the best tries of that file into the job files that are reported
+    play      play the runs of those, draw by draw; the same command continues
+    records   write what has been played of them into docs/comparison/twenty.csv
+    page      make the tables of docs/comparison.md from both files, and a figure
 
 `runs` is the folder in which the runs are (`output.path`). Words such as
 `data.source=mnist-train.parquet` replace values of the jobs. Each process plays one run after the
@@ -25,7 +29,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -34,7 +37,7 @@ import numpy as np
 from make_comparison import BASELINE, inline, link, put_methods
 from matplotlib import style
 from matplotlib.figure import Figure
-from pages import from_shell, put
+from scipy import stats
 
 from rayfed import experiment
 from rayfed.base.errors import Diverged, InputError
@@ -49,7 +52,11 @@ from rayfed.report.measured import personalised
 from rayfed.report.read import Run, read_run
 from rayfed.report.words import interval, spread, stat_text
 
-ROOT = Path(__file__).resolve().parents[1]
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put
+
+ROOT = Path(__file__).resolve().parents[2]
 TITLED = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
 SETTINGS = tuple(TITLED)
 TUNING = {setting: ROOT / f"jobs/comparison/twenty-tune-{setting}.toml" for setting in SETTINGS}
@@ -318,8 +325,11 @@ def sign_flip(differences: Sequence[float]) -> float:
     """
     values = np.asarray(differences)
     assert np.isfinite(values).all(), values
-    signs = np.array(list(product((1, -1), repeat=len(values))))
-    return float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-9))
+    # Of one sample, scipy flips signs. Without a limit it takes each of the 2^n choices once.
+    flipped = stats.permutation_test(
+        (values,), np.sum, permutation_type="samples", n_resamples=math.inf
+    )
+    return float(flipped.pvalue)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -335,26 +345,14 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def critical_difference(methods: int, draws: int, level: float = 0.05) -> float:
+def critical_difference(methods: int, draws: int, level: float = LEVEL) -> float:
     """The least difference of two mean ranks that is sure, by Nemenyi's test (Demsar, JMLR 2006).
 
     >>> round(critical_difference(10, 30), 2)
     2.47
     """
-    z = np.linspace(-8, 8, 4001)
-    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    normal = (np.cumsum(density) - density / 2) * (z[1] - z[0])
-
-    # That the range of so many normal values is at most q.
-    def inside(q: float) -> float:
-        between = normal - np.interp(z - q, z, normal, left=0.0)
-        return float(methods * np.sum(density * between ** (methods - 1)) * (z[1] - z[0]))
-
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 1 - level else (low, middle)
-    return low / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * draws))
+    largest_range = stats.studentized_range.ppf(1 - level, methods, math.inf)
+    return float(largest_range) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * draws))
 
 
 class Tested(NamedTuple):
@@ -469,13 +467,10 @@ def mean_ranks(numbers: Numbers) -> tuple[dict[str, float], int]:
     """
     ranked = [method for method in numbers if method not in (*BOUNDS, OWN)]
     draws = sorted(set.intersection(*({*numbers[method]} for method in ranked)))
-    values = np.array(
-        [[numbers[method][seed] for seed in draws] for method in ranked]
-    )  # (methods, draws)
-    above = (values[None] > values[:, None]).sum(1) + (
-        (values[None] == values[:, None]).sum(1) + 1
-    ) / 2
-    return dict(zip(ranked, above.mean(axis=1).tolist(), strict=True)), len(draws)
+    # (methods, draws)
+    values = np.array([[numbers[method][seed] for seed in draws] for method in ranked])
+    ranks = stats.rankdata(-values, axis=0)
+    return dict(zip(ranked, ranks.mean(axis=1).tolist(), strict=True)), len(draws)
 
 
 def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:

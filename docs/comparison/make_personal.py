@@ -1,10 +1,12 @@
-"""The comparison of the clients' own models on MNIST: from finished runs to the job file and the
-table.
+"""The comparison of the clients' own models on MNIST: from finished runs to the job file and table.
 
-python tools/make_personal.py best runs     # runs of mnist-personal-tune.toml: the best values, to
-mnist-personal.toml python tools/make_personal.py page runs     # runs of that:
-docs/comparison/personal.csv, docs/comparison.md python tools/make_personal.py page          # the
-page's table alone, from personal.csv
+    python docs/comparison/make_personal.py best runs
+    python docs/comparison/make_personal.py page runs
+    python docs/comparison/make_personal.py page
+
+The first takes the best values from runs of mnist-personal-tune.toml into mnist-personal.toml. The
+second makes docs/comparison/personal.csv and the page's table from runs of that. The third makes
+the table alone, from personal.csv.
 
 Methods are compared by personalised accuracy: a client's model on test images that are distributed
 as the client's.
@@ -18,11 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import make_comparison as comparison
-from pages import from_shell, put
 
 from rayfed.report.measured import personalised
 from rayfed.report.read import Run
 from rayfed.report.table import LAST
+
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put
 
 TUNING = comparison.ROOT / "jobs/comparison/mnist-personal-tune.toml"
 REPORTED = comparison.ROOT / "jobs/comparison/mnist-personal.toml"

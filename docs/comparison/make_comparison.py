@@ -1,8 +1,8 @@
 """Make the comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-    python tools/make_comparison.py best runs
-    python tools/make_comparison.py page runs
-    python tools/make_comparison.py page
+    python docs/comparison/make_comparison.py best runs
+    python docs/comparison/make_comparison.py page runs
+    python docs/comparison/make_comparison.py page
 
 The first takes the best values from runs of mnist-tune.toml and mnist-central-tune.toml into the
 other job files. The second makes docs/comparison/results.csv, docs/comparison.md and the figures
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
-from pages import from_shell, put, to_svg
 
 from rayfed.base.errors import InputError
 from rayfed.folder.places import folder_of, is_done
@@ -38,7 +37,11 @@ from rayfed.report.read import Run, read_run
 from rayfed.report.table import LAST, Difference, figures
 from rayfed.report.words import interval, spread, stat_text
 
-ROOT = Path(__file__).resolve().parents[1]
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put, to_svg
+
+ROOT = Path(__file__).resolve().parents[2]
 TUNING = ROOT / "jobs/comparison/mnist-tune.toml"
 # The ceiling has a partition of its own: one client.
 CENTRAL = ROOT / "jobs/comparison/mnist-central-tune.toml"

@@ -1,10 +1,11 @@
-"""The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and
-its numbers.
+"""The papers' headline rows beside ours: from finished runs to docs/reproduction.md and its figure.
 
-python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2
-runs/fedlmd-table3/cifar10-shards-2/fedlmd python tools/make_reproduction.py runs/authors-deal
-fedavg.csv     # with rounds of the authors' own code python tools/make_reproduction.py          #
-the page's tables alone
+    python docs/reproduction/make_reproduction.py runs/fedntd-table1/cifar10-shards-2
+    python docs/reproduction/make_reproduction.py runs/authors-deal fedavg.csv
+    python docs/reproduction/make_reproduction.py
+
+The first adds a run's numbers. The second also adds rounds of the authors' own code. The third
+makes the page's tables alone.
 
 Given are runs, or folders of runs, one run per method; those of docs/reproduction/authors-deal have
 a table of their own, beside rounds of the authors' code from files with the columns method, round
@@ -17,19 +18,23 @@ the runs gave, and the papers' are those of jobs/papers/*/results.csv.
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from pages import from_shell, put, refuse_another_job, to_svg
 
 from rayfed.folder.found import find_runs
 from rayfed.papers.tables import read_paper
 from rayfed.report.read import Run, forgotten, read_run
 
-ROOT = Path(__file__).resolve().parents[1]
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put, refuse_another_job, to_svg
+
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reproduction.md"
 RECORDS = ROOT / "docs/reproduction"
 AUTHORS = RECORDS / "authors.csv"

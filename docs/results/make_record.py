@@ -2,7 +2,7 @@
 
 For docs/results.
 
-    rayfed verify runs/mine && python tools/make_record.py runs/mine docs/results/mine
+    rayfed verify runs/mine && python docs/results/make_record.py runs/mine docs/results/mine
 
 The newest two checkpoints are in it: with `-s output.every=1` those of the last two rounds, so that
 the last round can be played again, up to its weights.

@@ -1,6 +1,4 @@
-"""What the tools share that make pages of the documentation: texts at their places, figures, an
-error as one line.
-"""
+"""What the scripts share that make pages: texts at their places, figures, an error as one line."""
 
 import re
 import sys

@@ -1,13 +1,16 @@
-"""The runs of jobs/cifar10/full-size.toml, as they get done: their records, and two tables in
-docs/reproduction.md.
+"""The runs of jobs/cifar10/full-size.toml, as they get done: records, and two tables of the page.
 
-python tools/make_full_size.py runs/full-size   # adds the finished runs to
-docs/reproduction/full-size.csv python tools/make_full_size.py                  # the tables alone
+    python docs/reproduction/make_full_size.py runs/full-size
+    python docs/reproduction/make_full_size.py
+
+The first adds the finished runs to docs/reproduction/full-size.csv. The second makes the tables of
+docs/reproduction.md alone.
 """
 
 from __future__ import annotations
 
 import csv
+import sys
 from collections import defaultdict
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -26,7 +29,6 @@ from make_reproduction import (
     tens,
     write,
 )
-from pages import from_shell, put, refuse_another_job
 
 from rayfed.folder.found import find_runs
 from rayfed.folder.summary import read_summary
@@ -34,6 +36,10 @@ from rayfed.grid.cells import expand
 from rayfed.job import read_toml
 from rayfed.report.read import read_run
 from rayfed.report.words import spread, stat_text
+
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put, refuse_another_job
 
 JOB = ROOT / "jobs/cifar10/full-size.toml"
 FILE = RECORDS / "full-size.csv"
