@@ -296,12 +296,26 @@ def gives_memory(report: Callable[..., Any]) -> bool:
 
     It cannot if it is annotated as `-> tuple[Tree, None]`.
     """
+    return report is not Part.report and not _always_none(report, 1)
+
+
+@functools.cache
+def gives_summands(report: Callable[..., Any]) -> bool:
+    """Say whether a part's `report` may return summands.
+
+    It cannot if it is annotated as `-> tuple[None, Tree]`.
+    """
+    return report is not Part.report and not _always_none(report, 0)
+
+
+def _always_none(report: Callable[..., Any], place: int) -> bool:
+    """Say whether the value in this place of what `report` returns is annotated as None."""
     try:
         returned = get_args(get_type_hints(report).get("return"))
     except NameError:
         # The annotation has a name that is imported for type checkers only.
-        return True
-    return report is not Part.report and returned[1:] not in ((None,), (type(None),))
+        return False
+    return returned[place : place + 1] in ((None,), (type(None),))
 
 
 def remembers(parts: Parts) -> bool:

@@ -5,7 +5,7 @@ Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
@@ -454,6 +454,8 @@ class Step:
     trainable: frozenset[str]
     # These weights are evaluated instead of the new weights, which are sent.
     shown: Weights | None = None
+    # Numbers of the round that parts note; the round's row records them.
+    notes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def weights(self) -> Weights:
@@ -480,6 +482,10 @@ class Step:
         Entries that `values` lacks are the proposed ones.
         """
         return replace(self, shown={**self.averaged, **like(values, self.weights)})
+
+    def noting(self, notes: Mapping[str, float]) -> Step:
+        """Return the same step with numbers of the round to record."""
+        return replace(self, notes={**self.notes, **notes})
 
     def changed(self, values: Weights) -> Step:
         """Return a step with some entries of the proposed weights changed.

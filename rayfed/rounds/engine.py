@@ -307,7 +307,7 @@ def finish_round(
         memories=memories_after(previous, reply.clients),
         clients=tuple(client.row for client in in_order),
         bytes_up=opening.bytes_surveyed + reply.bytes_up,
-        notes={**cohort.notes, **measured},
+        notes={**cohort.notes, **measured, **step.notes},
         confusions=confusions,
     )
 

@@ -24,6 +24,7 @@ from rayfed.data.federation import EVALUATION_BATCH, Federation, Read, open_fede
 from rayfed.data.naming import number_of
 from rayfed.job import Job
 from rayfed.methods.checks import doubts
+from rayfed.methods.leaks import refuse_leaks
 from rayfed.methods.part import all_parts
 from rayfed.methods.views import RUNS, RUNS_ON_COPIES, Frozen, Run, ServerView
 from rayfed.models.adapt import adapt
@@ -122,6 +123,7 @@ def _open_setup(job: Job, read: Read | None) -> Setup:
     refuse_absent(job.measure_layers, model, inputs)
     for part in all_parts(job.method):
         part.check(model, job.train)
+    refuse_leaks(job.method, model, job.clients)
     for doubt in doubts(job.method, model, job.train.num_rounds, "local" in job.measure):
         log.warning("%s", doubt)
     # Convolutions on CPUs are a third faster in this layout. A user's own `to` may not take a

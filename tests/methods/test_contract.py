@@ -120,6 +120,9 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "scaffold + feddf + momentum": m.compose(
         m.scaffold(), m.EnsembleDistill(steps=5), m.ServerMomentum()
     ),
+    "private average + fedbn + fedntd": m.compose(
+        m.PrivateAverage(quantile=0.5), m.LocalNorm(), m.NotTrueDistill()
+    ),
     "everything": m.compose(Everything()),
 }
 FAST = {*m.RECIPES, "everything", "three in a row", "fedlmd + prox + momentum"}

@@ -1,0 +1,290 @@
+"""The private average: what a client can change, the noise, epsilon, and what is refused."""
+
+import math
+import tomllib
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from extras import needs
+
+from rayfed import methods as m
+from rayfed.base.errors import InputError
+from rayfed.clients.participation import Participation
+from rayfed.methods import private
+from rayfed.methods.accountant import epsilon
+from rayfed.methods.leaks import refuse_leaks
+from rayfed.methods.private import SECRET
+from rayfed.rounds.engine import play, start
+from rayfed.runtime.this_process import ThisProcess
+
+pytestmark = needs("dp_accounting")
+SECRET_VALUE = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def play_rounds(make_setup):
+    """Play rounds of a method, and return the last."""
+
+    def run(parts, count=1, **settings):
+        setup = make_setup(parts, **settings)
+        executor = ThisProcess(setup)
+        current = start(setup, executor)
+        for _ in range(count):
+            current = play(setup, current, executor)
+        return current
+
+    return run
+
+
+def client_with(weights, trained):
+    """A client that has trained from some weights to others, as `report` sees it."""
+    client = SimpleNamespace(weights=weights)
+    fit = SimpleNamespace(parameters=trained, weights=trained)
+    return client, fit
+
+
+def total_of(part, starts, clip):
+    """Return the sum of what clients report that have moved from zero to these weights."""
+    total = {"clients": 0, "within": 0, "update": torch.zeros(3, dtype=torch.float64)}
+    for trained in starts:
+        client, fit = client_with({"w": torch.zeros(3)}, {"w": torch.tensor(trained)})
+        summands, memory = part.report(client, clip, fit)
+        assert memory is None
+        total["clients"] += summands["clients"]
+        total["within"] += summands["within"]
+        total["update"] += summands["update"]["w"].double()
+    return total
+
+
+def test_a_short_update_is_sent_as_it_is_and_a_long_one_at_the_norm_of_the_clip():
+    part = m.PrivateAverage(clip=1.0)
+    short = total_of(part, [[0.3, 0.4, 0.0]], clip=1.0)
+    torch.testing.assert_close(
+        short["update"], torch.tensor([0.3, 0.4, 0.0], dtype=torch.float64), rtol=2e-5, atol=0
+    )
+    assert short["within"] == 1
+    long = total_of(part, [[3.0, 4.0, 0.0]], clip=1.0)
+    torch.testing.assert_close(
+        long["update"], torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64), rtol=2e-5, atol=0
+    )
+    assert long["within"] == 0
+
+
+@pytest.mark.parametrize("replacement", [[0.0, 0.0, 0.0], [-900.0, 5.0, 1.0], [1e-3, 0.0, 0.0]])
+def test_a_client_that_is_replaced_moves_the_sum_by_twice_the_clip_at_most(replacement):
+    part = m.PrivateAverage(clip=0.5)
+    others = [[0.1, 0.0, 2.0], [7.0, -7.0, 7.0]]
+    before = total_of(part, [*others, [500.0, 0.0, 0.0]], clip=0.5)
+    after = total_of(part, [*others, replacement], clip=0.5)
+    assert float((after["update"] - before["update"]).norm()) <= 2 * 0.5
+    assert before["clients"] == after["clients"]
+
+
+def test_a_client_counts_the_same_however_many_samples_it_has(play_rounds, make_setup):
+    """Without noise and with a wide bound it is the uniform mean, up to float32."""
+    wide = play_rounds(m.compose(m.PrivateAverage(clip=1e6, noise=0.0)), count=2, norm=False)
+    uniform = play_rounds(m.compose(m.Average(by="client")), count=2, norm=False)
+    for name, weights in uniform.weights.items():
+        torch.testing.assert_close(wide.weights[name], weights, rtol=1e-3, atol=1e-4)
+
+
+def test_the_noise_on_the_sum_has_the_deviation_that_is_asked_for():
+    generator = torch.Generator().manual_seed(0)
+    noisy = private.add_noise({"w": torch.zeros(100_000)}, 3.0, generator)["w"]
+    assert float(noisy.std()) == pytest.approx(3.0, rel=0.02)
+    assert abs(float(noisy.mean())) < 0.05
+    assert noisy.dtype == torch.float64
+
+
+def test_the_noise_is_that_of_the_secret_and_the_round(play_rounds, monkeypatch):
+    method = m.compose(m.PrivateAverage())
+    monkeypatch.setenv(SECRET, SECRET_VALUE)
+    first = play_rounds(method, norm=False)
+    again = play_rounds(method, norm=False)
+    monkeypatch.setenv(SECRET, SECRET_VALUE[::-1])
+    other = play_rounds(method, norm=False)
+    for name, weights in first.weights.items():
+        assert torch.equal(weights, again.weights[name])
+        assert not torch.equal(weights, other.weights[name])
+    assert first.notes["privacy.simulation"] == 0
+
+
+def test_the_secret_is_neither_in_the_state_nor_in_the_job(play_rounds, tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(SECRET_VALUE)
+    played = play_rounds(m.compose(m.PrivateAverage(secret_file=str(file))), norm=False)
+    assert SECRET_VALUE not in repr(played.held)
+    assert played.notes["privacy.simulation"] == 0
+
+
+def test_a_run_without_a_secret_says_that_it_is_a_simulation(play_rounds, caplog):
+    played = play_rounds(m.compose(m.PrivateAverage()), norm=False)
+    assert played.notes["privacy.simulation"] == 1
+    assert "a simulation, not private" in caplog.text
+    assert "tables of clients" in caplog.text
+
+
+def test_another_secret_than_at_the_beginning_is_refused(make_setup, monkeypatch):
+    setup = make_setup(m.compose(m.PrivateAverage()), norm=False)
+    executor = ThisProcess(setup)
+    monkeypatch.setenv(SECRET, SECRET_VALUE)
+    current = play(setup, start(setup, executor), executor)
+    monkeypatch.delenv(SECRET)
+    with pytest.raises(InputError, match="not the one with which the run began"):
+        play(setup, current, executor)
+
+
+def test_a_secret_that_can_be_guessed_is_refused(play_rounds, monkeypatch):
+    monkeypatch.setenv(SECRET, "1234")
+    with pytest.raises(InputError, match=r"has 4 characters, .* openssl rand -hex 32"):
+        play_rounds(m.compose(m.PrivateAverage()), norm=False)
+
+
+def test_epsilon_grows_with_the_rounds_and_is_noted(play_rounds):
+    part = m.PrivateAverage(noise=2.0, delta=1e-3)
+    one = play_rounds(m.compose(part), count=1, norm=False)
+    two = play_rounds(m.compose(part), count=2, norm=False)
+    clients = len(one.clients)
+    assert one.notes["privacy.epsilon"] == epsilon(2.0, 1, 1e-3, clients, 6, hidden_cohorts=False)
+    assert two.notes["privacy.epsilon"] > one.notes["privacy.epsilon"]
+
+
+def test_epsilon_of_one_gaussian_is_that_of_its_renyi_divergence():
+    """Of all clients in a round, the Renyi divergence of order a is a / (2 sigma^2); the sum moves
+    by twice the clip, so sigma is half of the noise. The conversion is that of Canonne et al. (2020),
+    proposition 12, over a fine grid of orders.
+    """
+    noise, delta = 8.0, 1e-5
+    sigma = noise / 2
+    best = math.inf
+    for order in [1 + step / 1000 for step in range(1, 60_000)]:
+        divergence = order / (2 * sigma**2)
+        bound = divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        best = min(best, bound)
+    found = epsilon(noise, 1, delta, 5, 5, hidden_cohorts=True)
+    assert found >= best - 1e-9
+    assert found == pytest.approx(best, rel=0.01)
+
+
+def test_hidden_cohorts_reveal_less_and_a_cohort_of_all_reveals_the_same():
+    known = epsilon(8.0, 10, 1e-5, 10, 1000, hidden_cohorts=False)
+    hidden = epsilon(8.0, 10, 1e-5, 10, 1000, hidden_cohorts=True)
+    assert hidden < known
+    assert epsilon(8.0, 10, 1e-5, 10, 10, hidden_cohorts=True) == epsilon(
+        8.0, 10, 1e-5, 10, 10, hidden_cohorts=False
+    )
+
+
+def test_epsilon_is_that_of_the_package_s_own_example():
+    """Its test of composition: ten Gaussians of deviation s are one of s / sqrt(10)."""
+    ten = epsilon(6.0, 10, 1e-5, 5, 5, hidden_cohorts=False)
+    one = epsilon(6.0 / math.sqrt(10), 1, 1e-5, 5, 5, hidden_cohorts=False)
+    assert ten == pytest.approx(one, rel=1e-9)
+
+
+def test_the_clip_grows_while_fewer_than_the_quantile_are_within_and_falls_otherwise():
+    part = m.PrivateAverage(clip=1.0, noise=0.0, quantile=0.5, quantile_lr=0.2)
+    generator = torch.Generator()
+    assert part._next_clip(1.0, 0, 10, generator) == pytest.approx(math.exp(0.2 * 0.5))
+    assert part._next_clip(1.0, 10, 10, generator) == pytest.approx(math.exp(-0.2 * 0.5))
+    assert part._next_clip(1.0, 5, 10, generator) == 1.0
+
+
+def test_the_noises_on_updates_and_count_reveal_together_what_noise_says():
+    """Theorem 1 of Andrew et al.: z^-2 = z_updates^-2 + (2 sigma_count)^-2."""
+    part = m.PrivateAverage(noise=1.5, quantile=0.5)
+    updates, count = part._noise_on_updates(100), part._noise_on_count(100)
+    assert updates**-2 + (2 * count) ** -2 == pytest.approx(1.5**-2)
+    assert updates > 1.5
+
+
+ALLOWED = {
+    "fedntd": m.compose(m.PrivateAverage(), m.NotTrueDistill()),
+    "fedlmd, momentum": m.compose(m.PrivateAverage(), m.LabelMaskedDistill(), m.ServerMomentum()),
+    "moon, whose memory stays": m.compose(m.PrivateAverage(), m.moon()[-1]),
+    "fedbn": m.compose(m.PrivateAverage(), m.LocalNorm()),
+}
+REFUSED = {
+    "control variates": (
+        m.compose(m.PrivateAverage(), m.ControlVariates()),
+        "control_variates sends sums of its own",
+    ),
+    "prototypes": (
+        m.compose(m.PrivateAverage(), m.PrototypeSimilarityDistill()),
+        "before training",
+    ),
+    "samples": (
+        m.compose(m.PrivateAverage(), m.SelectiveDistill()),
+        "selective_distill gives the server samples",
+    ),
+    "another stage": (
+        m.switch(m.fedavg(), m.compose(m.PrivateAverage()), at=2),
+        "another stage of the method has average",
+    ),
+    "other values": (
+        m.switch(m.compose(m.PrivateAverage()), m.compose(m.PrivateAverage(noise=2.0)), at=2),
+        "its values change between the stages",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_parts_that_send_nothing_else_go_with_it(name, make_setup, play_rounds):
+    setup = make_setup(ALLOWED[name], norm=name == "fedbn")
+    refuse_leaks(setup.job.method, setup.model, Participation())
+    assert play_rounds(ALLOWED[name], norm=name == "fedbn").weights
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_noise_covers_is_refused(name, make_setup):
+    method, words = REFUSED[name]
+    setup = make_setup(method, norm=False)
+    with pytest.raises(InputError, match=words):
+        refuse_leaks(method, setup.model, Participation())
+
+
+def test_buffers_and_other_cohorts_are_refused(make_setup):
+    method = m.compose(m.PrivateAverage())
+    with_norm = make_setup(method, norm=True)
+    with pytest.raises(InputError, match=r"buffer .* keep BatchNorm at the clients"):
+        refuse_leaks(method, with_norm.model, Participation())
+    without = make_setup(method, norm=False)
+    with pytest.raises(InputError, match=r"clients\.available = 0\.5: .* a fixed size"):
+        refuse_leaks(method, without.model, Participation(available=0.5))
+
+
+@dataclass(frozen=True)
+class Quiet(m.Part):
+    """Sends nothing, and says so."""
+
+    def report(self, client, local, fit) -> tuple[None, None]:
+        return None, None
+
+
+@dataclass(frozen=True)
+class Open(m.Part):
+    """Sends its loss."""
+
+    def report(self, client, local, fit):
+        return {"loss": fit.loss}, None
+
+
+def test_a_part_of_the_user_s_is_allowed_if_it_says_that_it_sends_nothing(make_setup):
+    setup = make_setup(m.fedavg(), norm=False)
+    refuse_leaks(m.compose(m.PrivateAverage(), Quiet()), setup.model, Participation())
+    with pytest.raises(InputError, match="open sends sums of its own"):
+        refuse_leaks(m.compose(m.PrivateAverage(), Open()), setup.model, Participation())
+
+
+def test_a_job_file_composes_it():
+    table = tomllib.loads("""
+        [[method]]
+        name = "private_average"
+        clip = 0.5
+        [[method]]
+        name = "not_true_distill"
+    """)
+    parts = m.read_method(table["method"])
+    assert m.PrivateAverage(clip=0.5) in parts
