@@ -1,10 +1,14 @@
-"""Packages that rayfed uses where they are installed, such as timm: their tests are skipped without
-them.
+"""What some tests need: packages that rayfed uses where they are installed, such as timm, or Linux.
+
+Without it these tests are skipped.
 """
 
+import sys
 from importlib.util import find_spec
 
 import pytest
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into Linux's /proc")
 
 
 def missing(*packages):

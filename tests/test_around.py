@@ -2,7 +2,11 @@
 commit.
 """
 
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -64,7 +68,7 @@ def test_a_workflow_may_only_read_and_ends(path):
         and {"push", "pull_request"} <= workflow[True].keys()
     )
     assert all(
-        job["runs-on"] == "ubuntu-latest" and job["timeout-minutes"] <= 90
+        job["runs-on"] in ("ubuntu-latest", "macos-15") and job["timeout-minutes"] <= 120
         for job in workflow["jobs"].values()
     )
     for step in steps(path):
@@ -111,3 +115,48 @@ def test_what_is_checked_before_a_commit_is_what_make_test_checks():
 def test_llms_txt_links_pages_that_exist():
     links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
     assert len(links) > 10 and all((ROOT / link).is_file() for link in links)
+
+
+# Code -> the error that it has in rayfed on a Mac; '' where it works there.
+LINUXS = {
+    "open('/proc/cpuinfo')": "FileNotFoundError",
+    "Path('/proc/cpuinfo').read_text()": "FileNotFoundError",
+    "os.listdir('/proc')": "FileNotFoundError",
+    "os.sched_getaffinity(0)": "AttributeError",
+    "ctypes.CDLL(None).prctl": "AttributeError",
+    "Path('/etc/passwd').read_text()": "",
+}
+AS_ON_A_MAC = """
+import ctypes, json, os, sys
+from pathlib import Path
+import psutil
+
+def error_of(code, file):
+    try:
+        exec(compile(code, file, "exec"))
+    except (FileNotFoundError, AttributeError) as error:
+        return type(error).__name__
+    return ""
+
+codes = json.loads(sys.argv[2])
+for folder in ("rayfed", "tests"):
+    file = f"{sys.argv[1]}/{folder}/any.py"
+    print(json.dumps({code: error_of(code, file) for code in codes}))
+psutil.Process().name()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes of Linux what is no Linux")
+def test_without_linux_rayfeds_own_code_fails_where_others_do_not():
+    """`make test-no-linux` shows something only if this holds."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/no_linux")}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AS_ON_A_MAC, ROOT, json.dumps(list(LINUXS))],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stderr
+    in_rayfed, in_tests = map(json.loads, run.stdout.splitlines())
+    assert in_rayfed == LINUXS
+    assert in_tests == dict.fromkeys(LINUXS, "")

@@ -49,9 +49,10 @@ def way_in(place: Path) -> Path | None:
     """
     trusted = {0, os.getuid()}
     # Only Linux has containers that know but some of the machine's users.
-    users = Path("/proc/self/uid_map")
-    if users.exists() and users.read_text().split() != ["0", "0", "4294967295"]:
-        trusted.add(NOBODY)
+    with suppress(OSError):
+        users = Path("/proc/self/uid_map").read_text().split()
+        if users != ["0", "0", "4294967295"]:
+            trusted.add(NOBODY)
     # The first path has the links on the way, and the second one what they lead to.
     for path in (place.absolute(), Path(os.path.realpath(place))):
         with suppress(OSError):

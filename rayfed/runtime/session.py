@@ -158,9 +158,11 @@ def where_this_process_looks() -> list[str]:
 
 def machine() -> Resources:
     """Return the resources that a Ray that is started here would have."""
-    # macOS does not tell which processors a process may use.
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        # macOS does not tell which processors a process may use.
+        count = os.cpu_count() or 1
     return {"CPU": float(count), "GPU": float(torch.cuda.device_count())}
 
 

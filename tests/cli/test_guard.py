@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -41,9 +41,11 @@ def start():
 
 
 def state(pid):
-    """The letter that `ps` shows; '' for a process that has ended."""
-    file = Path(f"/proc/{pid}/stat")
-    return file.read_text().rpartition(")")[2].split()[0] if file.exists() else ""
+    """What psutil calls the state of a process; '' for a process that has ended."""
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 UNEXPLAINED = "ended without a message, with exit code "
@@ -122,7 +124,7 @@ def test_the_guarded_process_ends_with_its_parent(start):
     child = int(run.stdout.readline())
     run.kill()
     run.wait()
-    while state(child) not in ("", "Z"):
+    while state(child) not in ("", psutil.STATUS_ZOMBIE):
         time.sleep(0.01)
 
 
@@ -130,10 +132,10 @@ def test_ctrl_z_stops_both_processes_until_the_shell_continues_them(start):
     run = start(SLEEP)
     child = int(run.stdout.readline())
     run.send_signal(signal.SIGTSTP)
-    while (state(run.pid), state(child)) != ("T", "T"):
+    while (state(run.pid), state(child)) != (psutil.STATUS_STOPPED, psutil.STATUS_STOPPED):
         time.sleep(0.01)
     run.send_signal(signal.SIGCONT)
-    while "T" in (state(run.pid), state(child)):
+    while psutil.STATUS_STOPPED in (state(run.pid), state(child)):
         time.sleep(0.01)
 
 

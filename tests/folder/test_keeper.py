@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from extras import on_linux
 from safetensors.torch import load_file
 from torch import nn
 
@@ -324,6 +325,7 @@ def test_a_name_inside_another_runs_own_files_is_refused(setup, name):
         keep(with_job(setup, name=name))
 
 
+@on_linux
 def test_what_a_power_cut_must_not_take_is_synced(setup, monkeypatch):
     synced, sync = [], os.fsync
     monkeypatch.setattr(
