@@ -25,6 +25,7 @@ from rayfed.base.values import (
     Gt,
     PathMark,
     UnknownKey,
+    amended,
     build,
     keys,
     nearest_key,
@@ -548,19 +549,24 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:
         return build(Job, tables, "")
-    except UnknownKey as error:
-        where, key, *valid = error.args
-        near = nearest(key, valid, 0.75)
-        if near and where:
-            near = f"{where}.{near}"
-        near = near or nearest_key(key, keys(Job))
-        # Here the first error says all, for example that the key is one of another partition.
-        if not near or where.startswith("method ") or near == f"{where}.{key}":
-            raise
-        if near == key:
-            raise InputError(
-                f"{where}: unknown key '{key}'; it stands at the top of a job, not in {where}"
-            ) from None
-        raise InputError(
-            f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}"
-        ) from None
+    except InputError as error:
+        raise amended(error, _with_nearest) from None
+
+
+def _with_nearest(error: InputError) -> InputError:
+    """Return the error of a job's table; for an unknown key with the key that it may mean."""
+    if not isinstance(error, UnknownKey):
+        return error
+    where, key, *valid = error.args
+    near = nearest(key, valid, 0.75)
+    if near and where:
+        near = f"{where}.{near}"
+    near = near or nearest_key(key, keys(Job))
+    # Here the first error says all, for example that the key is one of another partition.
+    if not near or where.startswith("method ") or near == f"{where}.{key}":
+        return error
+    if near == key:
+        return InputError(
+            f"{where}: unknown key '{key}'; it stands at the top of a job, not in {where}"
+        )
+    return InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}")

@@ -386,3 +386,32 @@ def test_all_keys_that_are_missing_are_named():
     with pytest.raises(InputError) as refused:
         build(maker, {}, "model")
     assert str(refused.value) == "model.depth is missing\nmodel.width is missing"
+
+
+def test_mistakes_of_all_tables_are_told_in_one_message():
+    wrong = {
+        "name": "mine",
+        "zzz": 1,
+        "data": {"sorce": "a"},
+        "train": {"num_round": 3, "lr": -1},
+        "ray": {"seed": 1},
+        "method": {"name": "fedntd", "toa": 3},
+    }
+    with pytest.raises(InputError) as refused:
+        read_job(wrong)
+    told = [line.partition(" (valid")[0] for line in str(refused.value).splitlines()]
+    assert told == [
+        "the job: unknown key 'zzz'",
+        "data: unknown key 'sorce'; did you mean 'data.source'?",
+        "train: unknown key 'num_round'; did you mean 'train.num_rounds'?",
+        "train.lr = -1: give more than 0",
+        "ray: unknown key 'seed'; it stands at the top of a job, not in ray",
+        "method fedntd: unknown key 'toa'; did you mean 'tau'?",
+    ]
+
+
+def test_mistakes_of_a_table_of_a_table_are_told_with_those_of_others():
+    wrong = {"name": "mine", "data": {"augment": {"flips": 1}, "test_seed": -1}, "seed": -1}
+    with pytest.raises(InputError) as refused:
+        read_job(wrong)
+    assert len(str(refused.value).splitlines()) == 3

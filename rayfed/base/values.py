@@ -26,7 +26,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -69,6 +69,23 @@ class UnknownKey(InputError):
     def __str__(self) -> str:
         where, key, *valid = self.args
         return f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid)}"
+
+
+class Mistakes(InputError):
+    """Several mistakes of a user, told in one message with a line for each."""
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors: list[InputError] = []
+        for error in errors:
+            self.errors += error.errors if isinstance(error, Mistakes) else [error]
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+def amended(error: InputError, amend: Callable[[InputError], InputError]) -> InputError:
+    """Return an error whose message, or each of whose mistakes, `amend` has made clearer."""
+    if isinstance(error, Mistakes):
+        return Mistakes([amend(mistake) for mistake in error.errors])
+    return amend(error)
 
 
 class Checked:
@@ -119,25 +136,42 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
 
     Names, types and ranges are checked. `given` are further arguments that a table cannot set, and
     that are not checked. `where` is the table's place in the job file, for messages. Raises
-    `InputError`, with a line per mistake.
+    `InputError`, with a line for each mistake in it and in its inner tables.
     """
-    _refuse_names(maker, values, where, given)
-    special = [name for name in values if _mark(maker, name, Form)]
-    plain = [name for name in values if name not in special]
+    valid, takes_any = _parameters(maker, given)
+    mistakes: list[InputError] = []
+    names: list[str] = []
+    for name in values:
+        if name in given or (name not in valid and not takes_any):
+            mistakes.append(UnknownKey(where, str(name), *valid))
+        else:
+            names.append(name)
+    for name, parameter in valid.items():
+        if parameter.default is NEEDED and name not in values:
+            mistakes.append(InputError(_missing(maker, name, where)))
+
+    # Plain values come first, so that their mistakes stand first.
+    names.sort(key=lambda name: _mark(maker, name, Form) is not None)
     arguments: dict[str, Any] = {}
-    # The special forms come second. To read them may import torch, which takes seconds. Mistakes
-    # elsewhere should be found before.
-    for names in (plain, special):
-        read = {name: _read(maker, name, values[name], _join(where, name)) for name in names}
-        arguments |= _validated(maker, read, where)
+    for name in names:
+        try:
+            value = _read(maker, name, values[name], _join(where, name))
+            arguments |= _validated(maker, {name: value}, where)
+        except InputError as error:
+            mistakes.append(error)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        raise Mistakes(mistakes)
     return maker(**given, **arguments)
 
 
-def _refuse_names(
-    maker: Callable[..., T], values: Mapping[str, Any], where: str, given: Mapping[str, Any]
-) -> None:
-    """Raise `InputError` if `values` have keys that `maker` does not take, or lack keys."""
-    valid, takes_any = {}, False
+def _parameters(
+    maker: Callable[..., Any], given: Mapping[str, Any]
+) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return what a table can set of a maker, and whether the maker takes any other key too."""
+    valid: dict[str, inspect.Parameter] = {}
+    takes_any = False
     for name, parameter in inspect.signature(maker).parameters.items():
         if name in given:
             continue
@@ -145,15 +179,7 @@ def _refuse_names(
             takes_any = True
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             valid[name] = parameter
-    for key in values:
-        if key in given or (key not in valid and not takes_any):
-            raise UnknownKey(where, str(key), *valid)
-    missing = []
-    for name, parameter in valid.items():
-        if parameter.default is NEEDED and name not in values:
-            missing.append(_missing(maker, name, where))
-    if missing:
-        raise InputError("\n".join(missing))
+    return valid, takes_any
 
 
 def table(value: Any) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from rayfed.base.errors import InputError, told
-from rayfed.base.values import UnknownKey, build, find
+from rayfed.base.values import UnknownKey, amended, build, find
 from rayfed.data.inputs import INPUTS, Inputs, inputs_with
 from rayfed.models.classifier import has_features, with_projection
 from rayfed.models.from_timm import PREFIX, timm_builder
@@ -36,6 +37,14 @@ def _own_models() -> dict[str, Builder]:
 
 
 MODELS = _own_models()
+
+
+def _with_more_keys(name: str, error: InputError) -> InputError:
+    """Return the error of a model's options; for an unknown key with the keys of every model."""
+    if not isinstance(error, UnknownKey):
+        return error
+    more_keys = ["project"] if name in MODELS else []
+    return UnknownKey(*error.args, *more_keys, *KEYS)
 
 
 def build_model(
@@ -76,11 +85,8 @@ def build_model(
             model = build(builder, options, f"model '{name}'", **required)
             if project and has_features(model):
                 model = with_projection(model, project)
-        except UnknownKey as error:
-            more_keys = ["project"] if name in MODELS else []
-            raise UnknownKey(*error.args, *more_keys, *KEYS) from None
-        except InputError:
-            raise
+        except InputError as error:
+            raise amended(error, partial(_with_more_keys, name)) from None
         except Exception as error:
             call = ", ".join(f"{key}={value!r}" for key, value in {**required, **options}.items())
             raise InputError(
