@@ -442,16 +442,7 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         text = _path_of(source).read_bytes().decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
-        name = Path(source).name
-        near = sorted(
-            path for path in Path().glob("*/*.toml") if path.name == name and path.is_file()
-        )
-        if near:
-            raise InputError(f"no job file '{source}'; did you mean '{near[0]}'?") from None
-        raise InputError(
-            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and "
-            "`rayfed init FOLDER` writes another to begin with"
-        ) from None
+        raise _no_job_file(source) from None
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
         line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
@@ -469,11 +460,31 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def _path_of(source: str | Path) -> Path:
     """Return the path of a job file, or of the example of this name if there is no such file.
 
-    An example is quickstart, or jobs/quickstart.toml.
+    An example is `quickstart`. A path, as `quickstart.toml`, is never taken for an example: its
+    file may be the user's, in another folder.
     """
-    name = str(source).removeprefix("jobs/").removesuffix(".toml")
+    name = str(source)
     example = EXAMPLES / f"{name}.toml"
-    return Path(source) if Path(source).exists() or not example.is_file() else example
+    is_name = name == Path(name).name and not name.endswith(".toml")
+    return example if is_name and not Path(name).exists() and example.is_file() else Path(source)
+
+
+def _no_job_file(source: str | Path) -> InputError:
+    """Return the error for a job file that does not exist, with what to type instead."""
+    name = Path(source).name
+    near = sorted(path for path in Path().glob("*/*.toml") if path.name == name and path.is_file())
+    if near:
+        return InputError(f"no job file '{source}'; did you mean '{near[0]}'?")
+    example = Path(name).stem
+    if example != str(source) and (EXAMPLES / f"{example}.toml").is_file():
+        return InputError(
+            f"no job file '{source}'; '{example}', without a folder and .toml, is the example that "
+            "comes with rayfed"
+        )
+    return InputError(
+        f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and "
+        "`rayfed init FOLDER` writes another to begin with"
+    )
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -225,6 +225,14 @@ def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(
         read_toml("mine.toml")
     with pytest.raises(InputError, match=r"^no job file 'yours.toml'; 'quickstart' is an example"):
         read_toml("yours.toml")
+    assert read_toml("quickstart")["name"] == "quickstart", "the example in the package"
+    for path in ("quickstart.toml", "jobs/quickstart.toml", "./quickstart"):
+        with pytest.raises(
+            InputError, match=rf"^no job file '{path}'; 'quickstart', without a folder and .toml,"
+        ):
+            read_toml(path)
+    Path("quickstart").write_text('name = "mine"')
+    assert read_toml("quickstart") == {"name": "mine"}, "a file of the user comes first"
     Path("test.parquet").write_bytes(b"PAR1\xbc")
     with pytest.raises(InputError, match=r"^'test.parquet' is no job file: that is TOML, in UTF-8"):
         read_toml("test.parquet")

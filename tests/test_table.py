@@ -263,6 +263,18 @@ def test_on_a_terminal_of_any_width_no_cell_is_cut(width, monkeypatch, capsys):
         assert shown.count("fedavg") == 12
 
 
+def test_sentences_are_wrapped_next_to_their_name(monkeypatch, capsys):
+    sentence = "Distil the global model on all classes of the client but the label itself, softly."
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(["name", "default", "what"], [["fedntd", "0.5", sentence], ["kd", "1", "As it is"]])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, shown)) <= 60
+    assert sum("name" in line for line in shown) == 1, "one table"
+    (first,) = [line for line in shown if "fedntd" in line]
+    assert "0.5" in first and "Distil the global" in first
+
+
 def test_a_difference_names_its_reference_where_there_are_several(run):
     runs = [
         run("x/one", 0, 0.5),

@@ -89,6 +89,18 @@ def test_a_page_takes_no_run_of_another_job(tmp_path):
             pages.refuse_another_job(tmp_path, full_size.JOB)
 
 
+def test_the_forest_plot_is_drawn_from_the_records():
+    """`python docs/comparison/forest.py` draws it again."""
+    path = ROOT / "docs/comparison/forest.py"
+    spec = importlib.util.spec_from_file_location("forest", path)
+    forest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(forest)
+    assert forest.FIGURE.read_text() == forest.figure()
+    of_shards = forest.effects()["shards-2"]
+    assert len(of_shards) == 17
+    assert [round(number, 1) for number in of_shards["fedspeed"]] == [5.1, 4.2, 6.0]
+
+
 @pytest.mark.slow
 def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, monkeypatch):
     twenty = tool("make_twenty")

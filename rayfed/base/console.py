@@ -9,6 +9,11 @@ from pathlib import Path
 
 from rayfed.base.errors import harmless
 
+# A column in which a cell has so many words holds sentences, not numbers.
+LEAST_WORDS = 6
+# Sentences are not wrapped to fewer characters.
+LEAST_OF_SENTENCES = 16
+
 
 def in_line(text: str) -> str:
     """Return a harmless text as one line: tabs and ends of lines are spelled out.
@@ -86,8 +91,9 @@ def _in_lines(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: with rules on a terminal, elsewhere aligned text with a line per row.
 
-    No cell is cut. Columns that do not fit on the terminal follow in tables below, each with the
-    first column again.
+    No cell is cut. Sentences in the last column are wrapped, next to their row's first cells.
+    Columns of numbers that do not fit on the terminal follow in tables below, each with the first
+    column again.
     """
     if not sys.stdout.isatty():
         print(aligned([columns, *rows]))
@@ -104,6 +110,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for number, head in enumerate(heads):
         texts = head.split() + [line[number] for line in lines]
         widths.append(max(map(cell_len, texts), default=0))
+    if _are_sentences([line[-1] for line in lines]):
+        before = sum(widths[:-1]) + len(" │ ") * len(widths) + len("│")
+        widths[-1] = min(widths[-1], max(LEAST_OF_SENTENCES, console.width - before))
     needed = [width + len(" │ ") for width in widths]
     for numbers in side_by_side(needed, console.width - len("│")):
         table = Table()
@@ -113,6 +122,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         for line in lines:
             table.add_row(*[line[number] for number in numbers])
         console.print(table)
+
+
+def _are_sentences(cells: Sequence[str]) -> bool:
+    """Say whether the cells of a column are words, of which some have many."""
+    return any(cell.count(" ") >= LEAST_WORDS - 1 for cell in cells)
 
 
 def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:

@@ -23,8 +23,30 @@ from rayfed.cli.exits import Commands, end_at_once
 from rayfed.base.console import StderrHandler
 
 
+# The commands in the order of their help.
+SECTIONS: dict[str, list[click.Command]] = {
+    "Train": [init, train.run, train.resume, train.replay],
+    "Look at results": [
+        *(report.report, reproduce.table, figure.figure),
+        *(clients.clients, verify.verify, reproduce.reproduce),
+    ],
+    "Look things up": [describe.methods, describe.keys, describe.data, describe.partition],
+    "Use a cluster": [submit.submit, status.status, submit.logs, submit.stop],
+}
+
+
+class InSections(Commands):
+    """The group of all commands, whose help lists them by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            rows = [(command.name or "", command.get_short_help_str(66)) for command in commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 @click.group(
-    cls=Commands,
+    cls=InSections,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
         "Results lie in runs/NAME: report.html, tables as Parquet, the last weights, summary.json."
@@ -33,15 +55,15 @@ from rayfed.base.console import StderrHandler
 @click.version_option(__version__)
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Federated learning on Ray: experiments as job files.
+    """Run, compare and reproduce federated-learning experiments.
 
     \b
     Examples:
-      rayfed run jobs/quickstart.toml                      train, on this machine
-      rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
-      rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
-      _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc     complete commands, options and keys; also
-                                                           zsh, fish
+      rayfed run quickstart                            train, on this machine
+      rayfed run quickstart -s train.num_rounds=2 -s ray.mode=off -s name=short
+      rayfed init my-project                           a job file and a method of your own
+      rayfed table quickstart short                    compare the runs of these names
+      _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc complete what you type; also zsh, fish
     """
     here = os.getcwd()
     if here not in sys.path:
@@ -50,12 +72,9 @@ def main(ctx: click.Context) -> None:
     ctx.with_resource(logging_to(StderrHandler()))
 
 
-COMMANDS = [init, train.run, train.resume, train.replay, clients.clients]
-COMMANDS += [submit.submit, status.status, submit.logs, submit.stop]
-COMMANDS += [describe.methods, describe.keys, describe.data, describe.partition]
-COMMANDS += [report.report, reproduce.table, reproduce.reproduce, figure.figure, verify.verify]
-for subcommand in COMMANDS:
-    main.add_command(subcommand)
+for section in SECTIONS.values():
+    for subcommand in section:
+        main.add_command(subcommand)
 
 
 def take_every_letter() -> None:

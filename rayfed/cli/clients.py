@@ -11,6 +11,7 @@ import click
 
 from rayfed.base.console import busy, print_table, shown
 from rayfed.base.errors import InputError
+from rayfed.cli.options import RUN
 
 if TYPE_CHECKING:
     from rayfed.rounds.own import OwnRow
@@ -22,7 +23,7 @@ HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "a
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RUN)
 @click.option(
     "--tune",
     type=click.Choice(["head", "all"]),

@@ -38,23 +38,17 @@ def methods(name: str | None) -> None:
     if name is not None:
         describe(spelled(name, [*RECIPES, *PARTS]))
         return
-    print("Methods\n")
-    print_table(["name", "parameters", "what"], [summary(recipe) for recipe in RECIPES])
+    print("Methods; `rayfed methods NAME` shows a method's parameters\n")
+    print_table(["name", "what"], [summary(recipe) for recipe in RECIPES])
     print("\nParts, to compose methods of\n")
-    print_table(["name", "parameters", "what"], [summary(part) for part in PARTS])
+    print_table(["name", "what"], [summary(part) for part in PARTS])
 
 
-def summary(name: str) -> tuple[str, str, str]:
-    """Return the row of a recipe or a part.
+def summary(name: str) -> tuple[str, str]:
+    """Return the row of a recipe or a part: its name and its first sentence."""
+    from rayfed.methods.registry import document
 
-    It has the name, the parameters with their defaults, and the first sentence.
-    """
-    from rayfed.methods.registry import document, parameters
-
-    defaults = []
-    for parameter, default, _ in parameters(name):
-        defaults.append(f"{parameter}={default_text(default)}")
-    return name, " ".join(defaults), document(name).partition("\n")[0]
+    return name, document(name).partition("\n")[0]
 
 
 def describe(name: str) -> None:

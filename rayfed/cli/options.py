@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from rayfed.base.errors import InputError
 from rayfed.runtime.private import TRUST
@@ -39,6 +40,29 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Return the names of the runs of this folder that begin with what is typed."""
     folders = complete_run(ctx, param, f"{RUNS}/{incomplete}")
     return [folder.removeprefix(f"{RUNS}/") for folder in folders]
+
+
+def run_at(given: str) -> str:
+    """Return the place that the name or the path of a run means.
+
+    A name is that of a folder in `runs`. What exists as it is typed comes first.
+    """
+    if "://" in given or Path(given).expanduser().exists():
+        return given
+    in_runs = RUNS / given
+    return str(in_runs) if in_runs.is_dir() else given
+
+
+class RunPath(click.Path):
+    """A run as an argument: the path of its folder, or its name in `runs`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(run_at(os.fspath(value)), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in complete_run(ctx, param, incomplete)]
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
@@ -80,6 +104,7 @@ def read_override(text: str) -> tuple[str, Any]:
         raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
 
 
+RUN = RunPath(path_type=Path)
 job_argument = click.argument("job", type=click.Path())
 SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_set}
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."

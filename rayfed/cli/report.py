@@ -8,6 +8,7 @@ import click
 
 from rayfed.base.console import print_table, shown
 from rayfed.base.errors import harmless
+from rayfed.cli.options import RUN
 
 if TYPE_CHECKING:
     from rayfed.report.forms import Sheet
@@ -16,7 +17,7 @@ FORMS = ("text", "md", "latex", "csv")
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RUN)
 @click.option(
     "-o",
     "--output",

@@ -10,8 +10,9 @@ import click
 from rayfed.base.console import busy
 from rayfed.base.errors import InputError, RunFailed, harmless
 from rayfed.cli.options import (
+    RUN,
     Overrides,
-    complete_run,
+    RunPath,
     job_argument,
     other_bits_option,
     set_option,
@@ -81,7 +82,7 @@ def run(
 
 
 @click.command()
-@click.argument("run", metavar="RUN", shell_complete=complete_run)
+@click.argument("run", metavar="RUN", type=RunPath())
 @set_option
 @other_bits_option
 @trust_option
@@ -107,7 +108,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=complete_run)
+@click.argument("run", metavar="RUN", type=RUN)
 @click.option("--round", type=int, required=True, help="The round, from 1 on.")
 @click.option("--client", required=True, help="A client that was in it, by its number or name.")
 @click.option("--debug", is_flag=True, help="Open Python's debugger where the client fails.")

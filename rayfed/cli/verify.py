@@ -8,10 +8,11 @@ import click
 
 from rayfed.base.console import duration, in_line, shown
 from rayfed.base.errors import InputError, RunFailed, cut
+from rayfed.cli.options import RUN
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RUN)
 @click.option("--all", "every", is_flag=True, help="Play every round again.")
 @click.option(
     "--clients",

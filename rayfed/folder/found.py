@@ -54,13 +54,23 @@ def near_run(folder: Path) -> str:
     in_runs = Path("runs") / folder
     if in_runs.is_dir():
         return f"; did you mean '{in_runs}'?"
+    # A name without a folder is that of a run in `runs`.
+    parents = [folder.parent, in_runs.parent] if len(folder.parts) == 1 else [folder.parent]
+    for parent in parents:
+        near = nearest(folder.name, _runs_in(parent), 0.6)
+        if near:
+            return f"; did you mean '{parent / near}'?"
+    return ""
+
+
+def _runs_in(parent: Path) -> list[str]:
+    """Return the names of the runs and grids in a folder; none if it cannot be read."""
     names = []
     with suppress(OSError):
-        for place in folder.parent.iterdir():
+        for place in parent.iterdir():
             if (place / "job.toml").is_file() or (place / ORDER).is_file():
                 names.append(place.name)
-    near = nearest(folder.name, names, 0.6)
-    return f"; did you mean '{folder.with_name(near)}'?" if near else ""
+    return names
 
 
 def write_order(grid: Path, runs: Sequence[Path]) -> None:

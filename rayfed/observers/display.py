@@ -239,7 +239,7 @@ def ray_text(job: Job) -> str:
 
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:
-    """Say how a run ended, and where its results are."""
+    """Say how a run ended, and where its report is."""
     rows = []
     for name in ("best", "last"):
         of_round = summary[name]
@@ -253,7 +253,8 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
         rows.append(("note", summary["no_better_than_a_guess"]))
     if summary.get("ended_early"):
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
-    rows.append(("results", shown(path)))
+    report = path / "report.html"
+    rows.append(("report", shown(report)) if report.is_file() else ("results", shown(path)))
     return aligned(rows)
 
 

@@ -10,7 +10,7 @@ import click
 
 from rayfed.base.console import aligned, busy, shown
 from rayfed.base.errors import InputError, did_you_mean, harmless
-from rayfed.cli.options import Labels, label_option, starting
+from rayfed.cli.options import RUN, Labels, label_option, starting
 from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.style import PICTURES
 
@@ -80,7 +80,7 @@ KINDS = {
 
 @click.command()
 @click.argument("kind", required=False, shell_complete=lambda *at: starting(at[-1], [*KINDS]))
-@click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, metavar="RUN...", type=RUN)
 @click.option(
     "-o",
     "--output",

@@ -15,6 +15,7 @@ from rayfed.base.console import busy
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
 from rayfed.cli.options import (
+    RUN,
     Labels,
     Overrides,
     label_option,
@@ -46,7 +47,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RUN)
 @click.option(
     "--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1."
 )

@@ -519,3 +519,19 @@ def test_a_replay_opens_the_debugger_only_if_asked_and_only_where_the_client_fai
     assert rayfed(*replay, "--debug").exit_code == 1
     (shown,) = opened
     assert [*walk_tb(shown)][-1][0].f_code.co_name == "begin", "the frame that raised it"
+
+
+def test_a_run_is_found_by_its_name_in_runs_and_by_its_path(folder, rayfed):
+    assert rayfed("run", "job.toml").exit_code == 0
+    for command in ("table", "report", "verify", "clients"):
+        by_name, by_path = rayfed(command, "tiny"), rayfed(command, "runs/tiny")
+        assert by_name.exit_code == 0, by_name.output
+        assert by_name.stdout == by_path.stdout
+    resumed = rayfed("resume", "tiny", "-s", "train.num_rounds=3")
+    assert resumed.stdout.splitlines()[-1].split() == ["report", "runs/tiny/report.html"]
+    figure = rayfed("figure", "curves", "tiny", "-o", "curves.svg")
+    assert figure.exit_code == 0, figure.output
+    (folder / "tiny").mkdir()
+    refused = rayfed("table", "tiny")
+    assert refused.exit_code == 2, "what exists as it is typed comes first"
+    assert "'tiny' is not the folder of a run" in refused.stderr
