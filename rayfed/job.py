@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
 from rayfed.base.values import (
@@ -442,7 +442,7 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         text = _path_of(source).read_bytes().decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
-        raise _no_job_file(source) from None
+        _refuse_missing(source)
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
         line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
@@ -469,22 +469,22 @@ def _path_of(source: str | Path) -> Path:
     return example if is_name and not Path(name).exists() and example.is_file() else Path(source)
 
 
-def _no_job_file(source: str | Path) -> InputError:
-    """Return the error for a job file that does not exist, with what to type instead."""
+def _refuse_missing(source: str | Path) -> NoReturn:
+    """Raise `InputError` for a job file that does not exist, with what to type instead."""
     name = Path(source).name
     near = sorted(path for path in Path().glob("*/*.toml") if path.name == name and path.is_file())
     if near:
-        return InputError(f"no job file '{source}'; did you mean '{near[0]}'?")
+        raise InputError(f"no job file '{source}'; did you mean '{near[0]}'?") from None
     example = Path(name).stem
     if example != str(source) and (EXAMPLES / f"{example}.toml").is_file():
-        return InputError(
+        raise InputError(
             f"no job file '{source}'; '{example}', without a folder and .toml, is the example that "
             "comes with rayfed"
-        )
-    return InputError(
+        ) from None
+    raise InputError(
         f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and "
         "`rayfed init FOLDER` writes another to begin with"
-    )
+    ) from None
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
