@@ -14,7 +14,7 @@ import click
 
 from rayfed import __version__
 from rayfed.base.aside import is_working
-from rayfed.cli import clients, describe, report, status, submit, train, verify
+from rayfed.cli import clients, describe, manifest, report, status, submit, train, verify
 from rayfed.cli.guard import guarded
 from rayfed.cli.init import init
 from rayfed.folder.log import logging_to
@@ -31,7 +31,13 @@ SECTIONS: dict[str, list[click.Command]] = {
         *(clients.clients, verify.verify, reproduce.reproduce),
     ],
     "Look things up": [describe.methods, describe.keys, describe.data, describe.partition],
-    "Use a cluster": [submit.submit, status.status, submit.logs, submit.stop],
+    "Use a cluster": [
+        submit.submit,
+        status.status,
+        submit.logs,
+        submit.stop,
+        manifest.manifest,
+    ],
 }
 
 

@@ -21,13 +21,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from click.testing import CliRunner
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from rayfed import read_job
+from rayfed.cli import main
 from rayfed.cli.options import read_override
+from rayfed.job import read_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
@@ -179,6 +182,127 @@ def test_names_agree_between_manifests():
     labels = [pod["metadata"]["labels"].items() for pod in PODS]
     for policy in KUBERNETES["kubernetes/network.yaml"]:
         assert any(policy["spec"]["podSelector"]["matchLabels"].items() <= own for own in labels)
+
+
+# `rayfed manifest`
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write_manifest(tmp_path, monkeypatch):
+    """Write the manifest of a job file, and return its documents."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(*options, job="quickstart", fails=False):
+        arguments = ["manifest", job, "--image", "example.com/rayfed:1", *options]
+        ended = CliRunner().invoke(main, [*arguments, "-o", "job.yaml"])
+        assert (ended.exit_code != 0) == fails, ended.output
+        if fails:
+            return ended.output
+        return list(yaml.safe_load_all((tmp_path / "job.yaml").read_text()))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--gpus", "0", "--cpus", "2", "--memory", "4Gi", "--workers", "3"],
+        ["--queue", "team-a", "-s", "train.num_rounds=3", "--claim", "results"],
+    ],
+    ids=" ".join,
+)
+def test_kubernetes_accepts_the_manifest_of_a_job(write_manifest, options):
+    job_file, job = write_manifest(*options)
+    check(job)
+    assert job_file["kind"] == "ConfigMap"
+    assert tomllib.loads(job_file["data"]["job.toml"]) == read_toml("quickstart")
+
+
+def test_the_manifest_of_a_job_runs_this_job_with_its_settings(write_manifest):
+    job_file, job = write_manifest(
+        "-s", "train.num_rounds=3", "-s", "method={name='fedprox', mu=1}"
+    )
+    command, verb, path, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (command, verb, path) == ("rayfed", "run", "/etc/rayfed/job.toml")
+    overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
+    read = read_job(tomllib.loads(job_file["data"]["job.toml"]), overrides)
+    assert read.train.num_rounds == 3 and read.output.path == "/shared/runs"
+    groups = [
+        job["spec"]["rayClusterSpec"]["headGroupSpec"],
+        *job["spec"]["rayClusterSpec"]["workerGroupSpecs"],
+    ]
+    for group in groups:
+        pod = group["template"]["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert volumes["job"]["configMap"]["name"] == job_file["metadata"]["name"]
+        mounts = {
+            mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]
+        }
+        assert mounts == {"shared": "/shared", "job": "/etc/rayfed"}
+        assert pod["containers"][0]["image"] == "example.com/rayfed:1"
+
+
+def test_the_manifest_of_a_job_asks_for_what_it_is_told(write_manifest):
+    _, job = write_manifest("--gpus", "2", "--workers", "4", "--memory", "64Gi")
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (4, 4, 4)
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"memory": "64Gi", "nvidia.com/gpu": "2"}
+    _, job = write_manifest("--gpus", "0")
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["requests"]
+    assert "tolerations" not in pod
+
+
+def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manifest):
+    _, job = write_manifest("--queue", "team-a")
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
+    assert job["spec"]["suspend"] is True
+    assert "enableInTreeAutoscaling" not in job["spec"]["rayClusterSpec"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--memory", "32 GB"], "--memory '32 GB': write a whole number of Mi, Gi or Ti"),
+        (["--queue", " "], "--queue ' ': give a name"),
+        (["--claim", ""], "--claim '': give a name"),
+        (
+            ["-s", "data.source=mine.parquet"],
+            "data.source = 'mine.parquet': a pod has no such file",
+        ),
+        (["-s", "ray.num_cpus=9"], "ray.num_cpus = 9, but a worker's pod has 8 CPUs"),
+        (["-s", "ray.num_gpus=2"], "ray.num_gpus = 2, but a worker's pod has 1 GPUs"),
+    ],
+)
+def test_a_manifest_that_could_not_run_is_refused(write_manifest, options, words):
+    assert words in write_manifest(*options, fails=True)
+
+
+def test_code_that_the_image_must_have_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_schedule.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class Halved:\n"
+        "    def factor(self, round: int) -> float:\n"
+        "        return 0.5\n"
+    )
+    arguments = [
+        "manifest",
+        "quickstart",
+        "--image",
+        "x",
+        "-s",
+        "train.schedule=my_schedule:Halved",
+    ]
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 0, ended.output
+    assert "build these into the image, as no code is sent: my_schedule:Halved" in ended.stderr
 
 
 # `ray up`, and the image

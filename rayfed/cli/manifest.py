@@ -1,0 +1,80 @@
+"""The command `manifest`, which writes what Kubernetes needs to run a job."""
+
+import sys
+from pathlib import Path
+
+import click
+import tomli_w
+
+from rayfed.base.errors import InputError
+from rayfed.base.files import write_text
+from rayfed.cli.options import job_argument, read_override, settings_option
+
+
+@click.command()
+@job_argument
+@settings_option
+@click.option(
+    "--image", required=True, metavar="NAME", help="The image of all pods: `make image` makes one."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Pods that train."
+)
+@click.option(
+    "--gpus", type=click.IntRange(0), default=1, show_default=True, help="GPUs of a worker's pod."
+)
+@click.option(
+    "--cpus", type=click.IntRange(1), default=8, show_default=True, help="CPUs of a worker's pod."
+)
+@click.option(
+    "--memory", metavar="SIZE", default="32Gi", show_default=True, help="Memory of a worker's pod."
+)
+@click.option(
+    "--claim",
+    metavar="NAME",
+    default="rayfed-shared",
+    show_default=True,
+    help="The claim of the volume that the pods share; the results lie on it, in runs/.",
+)
+@click.option("--queue", metavar="NAME", default="", help="Kueue's queue, in which the job waits.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the manifest to a file. If not given, it is printed.",
+)
+def manifest(
+    job: str, settings: tuple[str, ...], output: Path | None, **options: str | int
+) -> None:
+    """Write a Kubernetes manifest that runs a job with KubeRay.
+
+    It has a RayJob, with a Ray cluster of its own that ends with the job, and a ConfigMap with the
+    job file. A pod that is lost is replaced, and a failed attempt resumes from the last checkpoint.
+    Your own code is not in the manifest: build it into the image.
+
+    \b
+    Examples:
+      rayfed manifest jobs/quickstart.toml --image registry.example.com/rayfed:1 -o job.yaml
+      kubectl apply -f job.yaml
+      rayfed manifest jobs/quickstart.toml --image IMAGE --workers 4 --queue team-a
+    """
+    from rayfed.grid.cells import expand
+    from rayfed.job import read_toml
+    from rayfed.submit.manifest import Cluster, manifest, own_code
+
+    cluster = Cluster(**options)  # type: ignore[arg-type]
+    tables = read_toml(job)
+    cells = expand(tables, dict(map(read_override, settings)))
+    text = manifest(tomli_w.dumps(tables), cells, settings, cluster)
+    own = sorted(set(own_code(cells[0].job())))
+    if own:
+        print(f"build these into the image, as no code is sent: {', '.join(own)}", file=sys.stderr)
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        write_text(output, text)
+    except OSError as error:
+        raise InputError(f"the manifest cannot be written: {error}") from None
+    print(f"manifest in {output}; to start it: kubectl apply -f {output}")

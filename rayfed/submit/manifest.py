@@ -1,0 +1,190 @@
+"""A Kubernetes manifest that runs a job file: a RayJob for KubeRay, and the job as a ConfigMap."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.base.errors import InputError
+from rayfed.grid.cells import Cell
+from rayfed.job import PACKAGE, Job, flat
+
+# The manifests that come with rayfed. In a wheel they are part of the package, in a clone they lie
+# in cluster/.
+HERE = PACKAGE / "kubernetes"
+KUBERNETES = HERE if HERE.is_dir() else PACKAGE.parent / "cluster/kubernetes"
+# Where the pods find the job file and the volume that they share.
+JOB_FOLDER = "/etc/rayfed"
+SHARED = "/shared"
+QUEUE = "kueue.x-k8s.io/queue-name"
+GPU = "nvidia.com/gpu"
+# The operator adds to the name of a job for the names of its pods.
+LONGEST_NAME = 40
+# Paths that a pod makes by itself.
+ON_PODS = ("output.path", "data.root")
+OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti)")
+
+
+class BlockDumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, as people write it."""
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Return the node of a text: a block if it has several lines."""
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+BlockDumper.add_representer(str, _write_text)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the job's own cluster is made of."""
+
+    image: str
+    workers: int
+    # Of one worker's pod.
+    cpus: int
+    memory: str
+    gpus: int
+    # The claim of the volume that all pods share.
+    claim: str
+    # Kueue's queue; '': none.
+    queue: str
+
+    def __post_init__(self) -> None:
+        if not QUANTITY.fullmatch(self.memory):
+            raise InputError(
+                f"--memory '{self.memory}': write a whole number of Mi, Gi or Ti, such as 32Gi"
+            )
+        names = {"--image": self.image, "--claim": self.claim, "--queue": self.queue or "none"}
+        for option, value in names.items():
+            if not value.strip():
+                raise InputError(f"{option} '{value}': give a name")
+
+
+def manifest(text: str, cells: Sequence[Cell], settings: Sequence[str], cluster: Cluster) -> str:
+    """Return the documents of a job file, for `kubectl apply -f`.
+
+    `text` is the job file, and `settings` the overrides of the command line. Raise `InputError` for
+    a job that asks for files of this machine, or for more than a pod has.
+    """
+    jobs = [cell.job() for cell in cells]
+    for job in jobs:
+        refuse_other_machine(job)
+        refuse_more_than_a_pod(job, cluster)
+    name = name_of(cells[0].grid or jobs[0].name)
+    documents = [config_map(name, text), ray_job(name, settings, cluster)]
+    texts = []
+    for document in documents:
+        texts.append(yaml.dump(document, Dumper=BlockDumper, sort_keys=False))
+    return "---\n".join(texts)
+
+
+def own_code(job: Job) -> Iterator[str]:
+    """Yield the names of functions and classes of the user's in a job, as module:Name."""
+    for value in flat(job.table()).values():
+        for part in value if isinstance(value, list) else [value]:
+            name = part.get("name", "") if isinstance(part, dict) else part
+            if isinstance(name, str) and OWN_NAME.fullmatch(name):
+                yield name
+
+
+def name_of(run: str) -> str:
+    """Return a run's name as Kubernetes allows it.
+
+    >>> name_of("FedNTD_table1/seed-0")
+    'fedntd-table1-seed-0'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", run.lower())[:LONGEST_NAME].strip("-")
+
+
+def refuse_other_machine(job: Job) -> None:
+    """Raise `InputError` if a job needs files that the pods do not have."""
+    for key, path in job.places().items():
+        if key in ON_PODS or "://" in path:
+            continue
+        if not Path(path).is_absolute():
+            raise InputError(
+                f"{key} = '{path}': a pod has no such file; give a place that all pods see, "
+                f"such as -s {key}={SHARED}/{Path(path).name}, or a URL"
+            )
+
+
+def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
+    """Raise `InputError` if an actor asks for more than a worker's pod has."""
+    if job.ray.num_cpus > cluster.cpus:
+        raise InputError(
+            f"ray.num_cpus = {job.ray.num_cpus:g}, but a worker's pod has {cluster.cpus} CPUs; "
+            f"give --cpus {job.ray.num_cpus:g} or more"
+        )
+    if job.ray.num_gpus != "auto" and job.ray.num_gpus > cluster.gpus:
+        raise InputError(
+            f"ray.num_gpus = {job.ray.num_gpus:g}, but a worker's pod has {cluster.gpus} GPUs; "
+            f"give --gpus {job.ray.num_gpus:g} or more"
+        )
+
+
+def config_map(name: str, text: str) -> dict[str, Any]:
+    """Return the ConfigMap that holds the job file."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{name}-job", "labels": {"app": "rayfed"}},
+        "data": {"job.toml": text},
+    }
+
+
+def ray_job(name: str, settings: Sequence[str], cluster: Cluster) -> dict[str, Any]:
+    """Return the RayJob that comes with rayfed, with this job and cluster in it."""
+    job: dict[str, Any] = yaml.safe_load((KUBERNETES / "rayjob.yaml").read_text())
+    job["metadata"] = {"name": name}
+    if cluster.queue:
+        # Kueue starts a job that is suspended, when its turn has come.
+        job["metadata"]["labels"] = {QUEUE: cluster.queue}
+        job["spec"]["suspend"] = True
+    command = ["rayfed", "run", f"{JOB_FOLDER}/job.toml", "--resume"]
+    for setting in [*settings, f"output.path={SHARED}/runs", "ray.address="]:
+        command += ["-s", setting]
+    job["spec"]["entrypoint"] = shlex.join(command)
+    submitter = job["spec"]["submitterPodTemplate"]["spec"]
+    submitter["containers"][0]["image"] = cluster.image
+    ray = job["spec"]["rayClusterSpec"]
+    if cluster.queue:
+        # Kueue counts a cluster of a fixed size.
+        del ray["enableInTreeAutoscaling"], ray["autoscalerOptions"]
+    fill_pod(ray["headGroupSpec"]["template"]["spec"], name, cluster)
+    group = ray["workerGroupSpecs"][0]
+    fill_workers(group, name, cluster)
+    return job
+
+
+def fill_workers(group: dict[str, Any], name: str, cluster: Cluster) -> None:
+    """Set the number of workers, and what each of them has."""
+    group["replicas"] = group["minReplicas"] = group["maxReplicas"] = cluster.workers
+    group["groupName"] = "gpu" if cluster.gpus else "cpu"
+    pod = group["template"]["spec"]
+    fill_pod(pod, name, cluster)
+    resources = {"cpu": str(cluster.cpus), "memory": cluster.memory}
+    limits = {"memory": cluster.memory}
+    if cluster.gpus:
+        resources[GPU] = limits[GPU] = str(cluster.gpus)
+    else:
+        del pod["tolerations"]
+    pod["containers"][0]["resources"] = {"requests": resources, "limits": limits}
+
+
+def fill_pod(pod: dict[str, Any], name: str, cluster: Cluster) -> None:
+    """Give a pod of the cluster the image, the shared volume and the job file."""
+    container = pod["containers"][0]
+    container["image"] = cluster.image
+    for volume in pod["volumes"]:
+        volume["persistentVolumeClaim"]["claimName"] = cluster.claim
+    pod["volumes"].append({"name": "job", "configMap": {"name": f"{name}-job"}})
+    container["volumeMounts"].append({"name": "job", "mountPath": JOB_FOLDER, "readOnly": True})
