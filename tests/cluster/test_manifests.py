@@ -292,14 +292,8 @@ def test_code_that_the_image_must_have_is_named(tmp_path, monkeypatch):
         "    def factor(self, round: int) -> float:\n"
         "        return 0.5\n"
     )
-    arguments = [
-        "manifest",
-        "quickstart",
-        "--image",
-        "x",
-        "-s",
-        "train.schedule=my_schedule:Halved",
-    ]
+    settings = ["-s", "train.schedule=my_schedule:Halved", "-s", "train.lr_decay=1"]
+    arguments = ["manifest", "quickstart", "--image", "x", *settings]
     ended = CliRunner().invoke(main, arguments)
     assert ended.exit_code == 0, ended.output
     assert "build these into the image, as no code is sent: my_schedule:Halved" in ended.stderr
