@@ -203,7 +203,9 @@ def typed_in(path):
     """The lines that a page says to type: after `$ ` where output follows, else all of a block."""
     for language, text in snippets(path, "console", "bash"):
         joined = re.sub(r" *\\\n *", " ", text)
-        yield from re.findall(r"^\w*\$ (.*)$" if language == "console" else r"^(.+)$", joined, re.M)
+        yield from re.findall(
+            r"^\w*\$ (.*)$" if language == "console" else r"^([^#\n].*)$", joined, re.M
+        )
 
 
 def commands():
@@ -231,7 +233,7 @@ def test_each_place_that_starts_a_ray_starts_one_that_only_its_user_can_use(page
     """A reader types what the first page shows: without a token, that would be a Ray for
     everyone.
     """
-    lines = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", page.read_text(), re.MULTILINE)
+    lines = [re.sub(r"\s+#.*", "", line) for line in typed_in(page)]
     first = lines.index(STEPS[0])
     assert tuple(lines[first : first + len(STEPS)]) == STEPS
     assert not any("$USER" in line for line in lines)

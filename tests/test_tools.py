@@ -101,6 +101,22 @@ def test_the_forest_plot_is_drawn_from_the_records():
     assert [round(number, 1) for number in of_shards["fedspeed"]] == [5.1, 4.2, 6.0]
 
 
+def test_the_pages_have_searched_words_and_commands_that_can_be_copied(tmp_path):
+    check = tool("check_site")
+    assert check.faults_of_pages(ROOT) == []
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("a tutorial")
+    page = f"```console\n$ rayfed status\n```\n```bash\n{'x' * 101}\n```\n"
+    (tmp_path / "docs/page.md").write_text(page + "```console\n$ ls\nmine.py\n```\n")
+    wrong = check.faults_of_pages(tmp_path)
+    assert "no page has the words 'custom model'" in wrong
+    assert "no page has the words 'tutorial'" not in wrong
+    assert [line for line in wrong if line.startswith("docs/page.md")] == [
+        "docs/page.md: no output follows '$ rayfed status': make it a block of bash",
+        f"docs/page.md: a line of code with 101 characters: {'x' * 60}",
+    ]
+
+
 @pytest.mark.slow
 def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, monkeypatch):
     twenty = tool("make_twenty")

@@ -1,14 +1,28 @@
-"""Check the site that `make docs` has built: every link and anchor in it leads somewhere, on disk,
-without a network.
+"""Check the site that `make docs` has built, and the pages that it is made of.
+
+Every link and anchor leads somewhere, on disk, without a network. The pages have the words that
+people search for. Commands can be copied as they are, and no line of code is too long.
 
 python tools/check_site.py build/site
 """
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+ROOT = Path(__file__).resolve().parents[1]
+# Words that people type into a search.
+SEARCHED = (
+    *("custom model", "custom dataset", "custom method", "federated averaging", "tutorial"),
+    *("sweep", "hyperparameter search", "early stopping", "multiple gpus", "bit-identical"),
+    *("troubleshooting", "differential privacy", "non-iid", "faq", "reproducible"),
+)
+# Characters of a line of code, which a page shows without scrolling.
+LONGEST = 100
+# These pages have not been converted: their commands still begin with `$ `.
+WITH_PROMPTS = ("figures.md", "participation.md", "privacy.md", "results.md")
 # MB of the whole site.
 LARGEST = 30
 # What a page brings, and its attribute.
@@ -58,11 +72,46 @@ def faults(site: Path) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def faults_of_words(pages: dict[Path, str]) -> list[str]:
+    """A line for each searched word that no page has."""
+    everything = re.sub(r"\s+", " ", " ".join(pages.values())).lower()
+    return [f"no page has the words '{words}'" for words in SEARCHED if words not in everything]
+
+
+def faults_of_code(path: Path, text: str) -> list[str]:
+    """A line for each block of commands that cannot be copied, and for each line that is too long.
+
+    A prompt `$ ` is for commands whose output follows.
+    """
+    lines = []
+    for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        rows = code.splitlines()
+        if language == "console" and all(row.startswith("$ ") for row in rows):
+            lines.append(f"{path}: no output follows '{rows[0]}': make it a block of bash")
+        if language in ("bash", "console", "toml", "python"):
+            commands = [row for row in rows if language != "console" or row.startswith("$ ")]
+            for row in commands:
+                if len(row) > LONGEST:
+                    lines.append(f"{path}: a line of code with {len(row)} characters: {row[:60]}")
+    return lines
+
+
+def faults_of_pages(root: Path) -> list[str]:
+    """A line for each fault of the pages, as Markdown has them."""
+    paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    pages = {path.relative_to(root): path.read_text() for path in paths}
+    lines = faults_of_words(pages)
+    for path, text in pages.items():
+        if path.name not in WITH_PROMPTS:
+            lines += faults_of_code(path, text)
+    return lines
+
+
 def main() -> None:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit(f"{(__doc__ or '').strip()}\n\ngive the folder of the site; `make docs` builds it")
     site = Path(sys.argv[1])
-    wrong = faults(site)
+    wrong = faults(site) + faults_of_pages(ROOT)
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
     if size > LARGEST:
         wrong.append(f"the site has {size:.1f} MB; at most {LARGEST} are right")
