@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass, field
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Annotated, ClassVar
 
@@ -68,6 +69,24 @@ def test_compose_flattens_adds_defaults_and_puts_parts_in_order():
         m.RestrictedCrossEntropy(),
         m.Distill(),
     )
+
+
+def test_parts_act_in_the_order_in_which_they_are_written():
+    penalty, distance = m.Proximal(0.1), m.NotTrueDistill()
+    assert m.compose(penalty, distance)[-2:] == (penalty, distance)
+    assert m.compose(distance, penalty)[-2:] == (distance, penalty)
+
+
+def test_the_average_is_first_and_what_changes_it_is_next_wherever_they_are_written():
+    average, momentum, penalty = m.NormalizedAverage(), m.ServerMomentum(0.5), m.Proximal(0.1)
+    loss = m.RestrictedCrossEntropy()
+    expected = (average, momentum, penalty, loss)
+    for written in permutations([average, momentum, penalty, loss]):
+        composed = m.compose(*written)
+        assert composed[:2] == expected[:2]
+        # The others are as they were written.
+        others = [part for part in written if part not in composed[:2]]
+        assert list(composed[2:]) == others
 
 
 @dataclass(frozen=True)
