@@ -22,6 +22,7 @@ from rayfed.folder.tables import read_table, write_own
 from rayfed.job import Job, read_job, read_toml
 from rayfed.methods.part import Method, trains
 from rayfed.rounds import engine
+from rayfed.rounds.choosing import cohort_of, looks_back
 from rayfed.rounds.executor import Executor
 from rayfed.rounds.observer import Observer, Run, observing
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
@@ -126,7 +127,9 @@ def replay(
         if isinstance(client, str):
             names, count = setup.federation.client_names, setup.federation.num_clients
             client = number_of(client, names, count, "replay")
-        engine.cohort_of(setup, round).refuse_absent(client, round)
+        # A rule that looks at earlier rounds is asked when they have been played again.
+        if not looks_back(setup):
+            cohort_of(setup, round).refuse_absent(client, round)
         row = _train_again(setup, folders, round, client)
     losses = {}
     for recorded in recorded_rows(folders.path, "clients"):
@@ -149,6 +152,7 @@ def _train_again(setup: Setup, folders: Folders, round: int, client: int) -> Cli
     with open_executor(setup, on_ray=False) as executor:
         previous = round_before(setup, folders, round, executor)
         opening = open_again(setup, previous, executor)
+        opening.cohort.refuse_absent(client, round)
         tasks = [(client,)]
         replies = engine.begin_training(
             setup, executor, opening.broadcast, tasks, previous.memories

@@ -227,6 +227,7 @@ def bits(digest):
             ],
             "bytes": (round.bytes_down, round.bytes_up),
             "notes": dict(round.notes),
+            "sampling": {name: array.tolist() for name, array in (round.sampling or {}).items()},
             "confusions": {client: counts.tolist() for client, counts in round.confusions.items()},
         }
 

@@ -30,7 +30,8 @@ from rayfed.data.samples import hold_out
 from rayfed.job import Job
 from rayfed.methods import Part, compose, fedavg, switch
 from rayfed.rounds import setup as sites
-from rayfed.rounds.engine import cohort_of, rounds
+from rayfed.rounds.choosing import cohort_of
+from rayfed.rounds.engine import rounds
 from rayfed.rounds.evaluation import evaluate, sample
 from rayfed.rounds.own import Tuning, own_rows
 from rayfed.rounds.setup import Setup

@@ -35,6 +35,8 @@ class Purpose(IntEnum):
     EVALUATION = 14
     # What is drawn when the data are read, and when the model is built and checked.
     OPEN = 15
+    # The batch on which a client that is asked measures its loss, and what its model draws.
+    ASK = 16
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:

@@ -1,24 +1,28 @@
 """A round's cohort: which clients are chosen, and which of them answer in time.
 
-    the clients that are there -> some are chosen -> some drop out -> the first answers before the
-    deadline count
+    the clients that are there (`pool_at`) -> some are chosen (`sampling.py`) -> some drop out ->
+    the first answers before the deadline count (`answers_of`)
 
 The cohort is known before the round is played, so only the clients whose answers count are trained.
-The Python time of these functions does not grow with the population.
+With the rule `uniform`, the Python time of these functions does not grow with the population.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rayfed.base.errors import InputError
-from rayfed.base.seeds import Purpose, chances, cohort
+from rayfed.base.seeds import Purpose, chances, cohort, seed_of
 from rayfed.clients.clock import images_trained, seconds, speeds
 from rayfed.clients.participation import DROPS, Participation
+from rayfed.clients.sampling import Pool, State, Uniform, refuse_choice
 from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace
+
+# A loss is sent as a float64.
+BYTES_OF_LOSS = 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,20 @@ class Cohort:
     dropped: Sequence[int] = ()
     # These go into `rounds.parquet`. With the default settings there are none.
     notes: Mapping[str, float] = field(default_factory=dict)
+    # The clients that the server asked for a loss before it chose.
+    asked: Sequence[int] = ()
+    # The virtual seconds of each client that answered, in order; none without a clock.
+    seconds: Sequence[float] = ()
+
+    @property
+    def bytes_of_losses(self) -> int:
+        """Return the bytes of the losses that clients sent before the choice."""
+        return BYTES_OF_LOSS * len(self.asked)
+
+    @property
+    def num_only_asked(self) -> int:
+        """Return how many clients were asked for a loss, and not chosen."""
+        return len(set(self.asked) - set(self.chosen))
 
     def refuse_absent(self, client: int, round: int) -> None:
         """Raise `InputError` if a client did not train in the round."""
@@ -57,54 +75,111 @@ class Cohort:
         )
 
 
-def cohort_at(
-    round: int,
-    seed: int,
-    settings: Participation,
-    training: Training,
-    trace: Trace | None,
-    sizes: np.ndarray,
-    num_bytes: int,
-) -> Cohort:
-    """Return the cohort of a round.
+@dataclass(frozen=True, eq=False)
+class Circumstances:
+    """What all draws of a round's cohort have in common."""
 
-    `sizes` are the numbers of images of all clients, and `num_bytes` are the bytes of the model.
-    """
-    if settings == Participation():
-        clients = cohort(seed, round, len(sizes), training.clients_per_round)
+    round: int
+    seed: int
+    settings: Participation
+    training: Training
+    trace: Trace | None
+    # The numbers of examples of all clients, int64 (N,).
+    sizes: np.ndarray
+    # The bytes of the model.
+    num_bytes: int
+
+    def simple_cohort(self) -> Cohort | None:
+        """Return the cohort if all clients are there, the rule is uniform, and all answer.
+
+        Otherwise return None. The time does not grow with the population.
+        """
+        if self.settings != Participation():
+            return None
+        number = self.training.clients_per_round
+        clients = cohort(self.seed, self.round, len(self.sizes), number)
         return Cohort(chosen=clients, answered=clients)
-    present, traced = _there(round, seed, settings, trace, len(sizes))
-    number = min(settings.chosen(training.clients_per_round), len(present))
-    places = np.array(cohort(seed, round, len(present), number), dtype=np.int64)
-    chosen = present[places]
+
+    def seconds(self, clients: np.ndarray, traced: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the virtual seconds (n,) of these clients; 0 without a clock.
+
+        `traced` is what the trace says of them.
+        """
+        speed = speeds(self.settings, self.seed, clients, len(self.sizes), traced)
+        images = images_trained(self.sizes[clients], self.training)
+        return seconds(speed, images, self.num_bytes)
+
+
+def pool_at(of: Circumstances, state: State) -> Pool:
+    """Return what the rule of `clients.sampling` may know when it chooses."""
+    settings = of.settings
+    present, traced = _there(of)
+    time = None
+    if settings.has_clock(traced) and settings.sampling != Uniform():
+        time = of.seconds(present, traced)
+    return Pool(
+        round=of.round,
+        number=min(settings.chosen(of.training.clients_per_round), len(present)),
+        there=present,
+        sizes=of.sizes,
+        seconds=time,
+        state=state,
+        generator=np.random.default_rng(seed_of(of.seed, Purpose.COHORT, of.round)),
+    )
+
+
+def cohort_at(of: Circumstances, pool: Pool) -> Cohort:
+    """Return the cohort of a round, with the clients that the rule chooses from the pool."""
+    rule = of.settings.sampling
+    chosen = refuse_choice(rule, pool, rule.choose(pool), "choose")
+    if replace(of.settings, sampling=Uniform()) == Participation():
+        clients = chosen.tolist()
+        answered = Cohort(chosen=clients, answered=clients)
+    else:
+        answered = answers_of(of, pool, chosen)
+    if not rule.asks:
+        return answered
+    notes = {**answered.notes, "clients.asked": float(len(pool.asked))}
+    return replace(answered, notes=notes, asked=pool.asked.tolist())
+
+
+def answers_of(of: Circumstances, pool: Pool, chosen: np.ndarray) -> Cohort:
+    """Return the cohort of the clients (K,) that were chosen: some drop out or are late."""
+    settings = of.settings
+    present, traced = _there(of)
+    places = np.searchsorted(present, chosen)
     traced = {name: values[places] for name, values in traced.items()}
 
-    chance = chances(seed, Purpose.ANSWER, round, len(sizes))[chosen]
+    chance = chances(of.seed, Purpose.ANSWER, of.round, len(of.sizes))[chosen]
     drops = traced.get(DROPS, chance < settings.dropout)
-    speed = speeds(settings, seed, chosen, len(sizes), traced)
-    time = seconds(speed, images_trained(sizes[chosen], training), num_bytes)
+    has_clock = settings.has_clock(traced)
+    time = of.seconds(chosen, traced)
     deadline = math.inf if settings.deadline is None else settings.deadline
-    needed = min(training.clients_per_round, number)
+    needed = min(of.training.clients_per_round, len(chosen))
     # The seed orders clients that answer at the same time.
     order = np.lexsort((chance, time))
-    earliest = order[(~drops & (time <= deadline))[order]][:needed]
+    earliest = np.sort(order[(~drops & (time <= deadline))[order]][:needed])
 
     num_dropped = int(drops.sum())
     notes = {
         "clients.available": float(len(present)),
-        "clients.chosen": float(number),
+        "clients.chosen": float(len(chosen)),
         "clients.answered": float(len(earliest)),
         "clients.dropped": float(num_dropped),
-        "clients.late": float(number - len(earliest) - num_dropped),
+        "clients.late": float(len(chosen) - len(earliest) - num_dropped),
     }
-    if speed:
+    if has_clock:
         # With too few answers the server waits until the deadline.
         if deadline < math.inf and len(earliest) < max(needed, 1):
             notes["clients.virtual_seconds"] = deadline
         else:
             notes["clients.virtual_seconds"] = float(time[earliest].max(initial=0.0))
     return Cohort(
-        chosen.tolist(), np.sort(chosen[earliest]).tolist(), chosen[drops].tolist(), notes
+        chosen.tolist(),
+        chosen[earliest].tolist(),
+        chosen[drops].tolist(),
+        notes,
+        seconds=time[earliest].tolist() if has_clock else (),
     )
 
 
@@ -120,18 +195,17 @@ def held_out(settings: Participation, seed: int, num_clients: int) -> np.ndarray
     return np.sort(order[: settings.held_out])
 
 
-def _there(
-    round: int, seed: int, settings: Participation, trace: Trace | None, num_clients: int
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _there(of: Circumstances) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the clients that are there, and what a trace says of them.
 
     The clients are int64 (A,), in ascending order. Each column of the trace has shape (A,).
     """
-    absent = held_out(settings, seed, num_clients)
+    settings, trace, num_clients = of.settings, of.trace, len(of.sizes)
+    absent = held_out(settings, of.seed, num_clients)
     if trace is not None:
-        round_rows = np.arange(len(trace.clients))[trace.rows(round)]
+        round_rows = np.arange(len(trace.clients))[trace.rows(of.round)]
         rows = round_rows[~np.isin(trace.clients[round_rows], absent)]
         return trace.clients[rows], {name: values[rows] for name, values in trace.columns.items()}
-    is_there = chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available
+    is_there = chances(of.seed, Purpose.AVAILABLE, of.round, num_clients) < settings.available
     is_there[absent] = False
     return np.flatnonzero(is_there), {}

@@ -1,17 +1,18 @@
-"""The [clients] table: which clients are there, which of them answer, and how long that takes.
+"""The [clients] table: which clients take part, which of them answer, and how long that takes.
 
-Everything is off by default: every client is always there, and answers. Each draw is a function of
-the job's seed, the round and the client, so no bit depends on the machine. If a trace has a column
-for something, it is not drawn.
+Everything is off by default: every client is always there, is chosen with the same probability, and
+answers. Each draw is a function of the job's seed, the round and the client, so no bit depends on
+the machine. If a trace has a column for something, it is not drawn.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated
 
 from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, Ge, Gt, Le, Lt, PathMark
+from rayfed.clients.sampling import SAMPLING, SAMPLING_TEXT, Rule, Uniform
 
 # These are keys of the table, and columns of a trace.
 SPEEDS = ("seconds_per_example", "bytes_per_second")
@@ -21,7 +22,7 @@ DROPS = "drops"
 
 @dataclass(frozen=True)
 class Participation(Checked):
-    """Availability, drop-out, and a virtual clock with a deadline.
+    """Availability, sampling, drop-out, and a virtual clock with a deadline.
 
     Over-selection is that of Bonawitz et al., "Towards Federated Learning at Scale: System Design"
     (MLSys 2019), sections 2.2 and 9: choose more clients than are needed, average the first that
@@ -54,6 +55,7 @@ class Participation(Checked):
     oversample: Annotated[
         float, Ge(1), Le(1000), "clients chosen, over train.clients_per_round; the first count"
     ] = 1.0
+    sampling: Annotated[Rule, SAMPLING, SAMPLING_TEXT] = field(default_factory=Uniform)
 
     def __post_init__(self) -> None:
         super().__post_init__()

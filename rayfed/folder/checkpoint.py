@@ -24,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
+from torch import Tensor
 
 from rayfed.base.errors import InputError, Resumable, Torn
 from rayfed.base.files import PASSING
@@ -139,6 +141,7 @@ class Checkpoint:
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
             shown=state["shown"],
+            sampling=_arrays(state.get("sampling")),
         )
 
     def weights(self, setup: Setup) -> Weights:
@@ -235,6 +238,13 @@ class Checkpoint:
     def _read(self, name: str) -> bytes:
         """Return the content of one of the files. Raises `Torn`."""
         return read_whole(self.folder, name, self.files.get(name))
+
+
+def _arrays(tensors: Mapping[str, Tensor] | None) -> dict[str, np.ndarray] | None:
+    """Return tensors as arrays; None, as in older checkpoints, stays None."""
+    if tensors is None:
+        return None
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def newest(folder: Folder, before: int | None = None) -> Checkpoint | None:

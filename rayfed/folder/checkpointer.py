@@ -285,6 +285,7 @@ def _state(round: Round) -> dict[str, Any]:
     held = {}
     for slot, entry in round.held.items():
         held[slot] = {"since": entry.since, "state": entry.state}
+    sampling = {name: torch.tensor(array) for name, array in (round.sampling or {}).items()}
     # `torch.tensor` copies, because an array from Ray is read-only.
     return {
         "held": held,
@@ -294,4 +295,5 @@ def _state(round: Round) -> dict[str, Any]:
         "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
         "shown": round.shown,
+        "sampling": sampling or None,
     }

@@ -128,6 +128,7 @@ def _modules_of(job: Job) -> list[str]:
     if job.data.module:
         names.append(job.data.module)
     names.append(type(job.train.schedule).__module__)
+    names.append(type(job.clients.sampling).__module__)
     if ":" in job.model.name:
         names.append(job.model.name.partition(":")[0])
     return names

@@ -191,7 +191,29 @@ def train(
     numbers, confusion = context.measured(view, fit, own, parts, before, after)
     numbers = notes.means() | numbers
     row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
-    return ClientReply(row, summands, new_memory, confusion)
+    mean_square = float(np.mean(np.square(losses)))
+    return ClientReply(row, summands, new_memory, confusion, mean_square)
+
+
+def loss_of(setup: Setup, model: nn.Module, client: int, round: int, *, one_batch: bool) -> float:
+    """Return the mean cross-entropy of a model over a client's examples, as it was asked for it.
+
+    With `one_batch` these are `train.batch_size` examples of the client, drawn for the round. The
+    model is in eval mode and on the setup's device.
+    """
+    data = setup.federation
+    rows = data.client(client)
+    seed = seed_of(setup.job.seed, Purpose.ASK, round, client)
+    if one_batch:
+        number = min(setup.job.train.batch_size, len(rows))
+        places = np.random.default_rng(seed).choice(len(rows), number, replace=False)
+        rows = rows[np.sort(places)]
+    total = 0.0
+    with isolated(seed, setup.device), torch.no_grad():
+        for examples, labels in data.batches(data.train, rows, setup.device):
+            logits = setup.run(model, examples).logits
+            total += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    return total / len(rows)
 
 
 def views_of_parts(

@@ -23,7 +23,7 @@ import numpy as np
 from rayfed.base.errors import BrokenContract
 from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
-from rayfed.clients.cohort import Cohort, cohort_at
+from rayfed.clients.cohort import Cohort
 from rayfed.measures import forgetting, metrics
 from rayfed.measures.clients import aligned
 from rayfed.measures.updates import UPDATES, agreement
@@ -32,6 +32,7 @@ from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, train
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.methods.watch import call
+from rayfed.rounds.choosing import bytes_reported, choose, learned
 from rayfed.rounds.evaluation import sample
 from rayfed.rounds.executor import (
     Evaluate,
@@ -49,7 +50,7 @@ from rayfed.rounds.round import Memory, Round
 from rayfed.rounds.setup import Setup, server_view
 from rayfed.rounds.tasks import add_up, cut_into_tasks, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
-from rayfed.tensors.weights import Weights, parameters_of, state, state_of
+from rayfed.tensors.weights import Weights, parameters_of, state_of
 from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class NextRound:
     """The round after one that is still to be evaluated and recorded.
 
     It is in one of three states: its clients train (`_begun`); it could not begin (`_error`); or it
-    has not begun, because it surveys its clients, or because the run ends before it. `finish` waits
-    for it in each of them; `close` drops it.
+    has not begun, because it asks or surveys clients, or because the run ends before it. `finish`
+    waits for it in each of them; `close` drops it.
     """
 
     def __init__(self, setup: Setup, executor: Executor, previous: Round) -> None:
@@ -139,8 +140,9 @@ class NextRound:
 
         if previous.round >= setup.job.train.num_rounds:
             return
-        # To wait for a survey here would hold up the evaluation of `previous`.
-        if surveys(parts_at(setup.job.method, previous.round + 1)):
+        # To wait for clients' answers here would hold up the evaluation of `previous`.
+        asks = setup.job.clients.sampling.asks
+        if asks or surveys(parts_at(setup.job.method, previous.round + 1)):
             return
         try:
             self._begun = begin_round(setup, executor, previous)
@@ -184,10 +186,14 @@ class Opening:
 
     @property
     def bytes_down(self) -> int:
-        """Return the bytes that the server sends, the same to each client that was chosen."""
+        """Return the bytes that the server sends, the same to each client that was chosen.
+
+        A client that was only asked for its loss has got the weights alone.
+        """
         broadcast = self.broadcast
         sent = [shared(self.stay, broadcast.weights), broadcast.states, broadcast.payloads]
-        return num_bytes(sent) * len(self.cohort.chosen)
+        for_losses = num_bytes(broadcast.weights) * self.cohort.num_only_asked
+        return num_bytes(sent) * len(self.cohort.chosen) + for_losses
 
     def unchanged(self, previous: Round) -> Round:
         """Return the round in which no client answers: the model stays as it was."""
@@ -196,6 +202,7 @@ class Opening:
             round=self.broadcast.round,
             held=self.held,
             bytes_down=self.bytes_down,
+            bytes_up=self.cohort.bytes_of_losses,
             notes=self.cohort.notes,
         )
 
@@ -214,7 +221,7 @@ def open_round(
     """
     number = previous.round + 1
     parts = parts_at(setup.job.method, number)
-    cohort = cohort_of(setup, number) if clients is None else Cohort(clients, clients)
+    cohort = choose(setup, executor, previous) if clients is None else Cohort(clients, clients)
     sizes = {client: setup.federation.num_examples(client) for client in cohort.answered}
     tasks = cut_into_tasks(sizes, setup.job.train)
 
@@ -296,6 +303,8 @@ def finish_round(
         measured |= drift(setup, executor, number, previous.weights, weights)
 
     in_order = cohort_order(reply.clients, cohort.answered)
+    bytes_up = unchanged.bytes_up + opening.bytes_surveyed + reply.bytes_up
+    bytes_up += bytes_reported(setup, in_order)
     confusions = {
         client.row.client: client.confusion for client in in_order if client.confusion is not None
     }
@@ -306,9 +315,10 @@ def finish_round(
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=memories_after(previous, reply.clients),
         clients=tuple(client.row for client in in_order),
-        bytes_up=opening.bytes_surveyed + reply.bytes_up,
+        bytes_up=bytes_up,
         notes={**cohort.notes, **measured, **step.notes},
         confusions=confusions,
+        sampling=learned(setup, previous, cohort, in_order),
     )
 
 
@@ -478,14 +488,6 @@ def server_hooks(setup: Setup, purpose: Purpose, number: int) -> Iterator[None]:
     """Run hooks of the server: what they draw depends on the place alone."""
     with isolated(seed_of(setup.job.seed, purpose, number), setup.device):
         yield
-
-
-def cohort_of(setup: Setup, round: int) -> Cohort:
-    """Draw the clients of a round, as the seed and the settings have it."""
-    job = setup.job
-    sizes = setup.federation.partition.sizes
-    model = num_bytes(state(setup.model))
-    return cohort_at(round, job.seed, job.clients, job.train, setup.trace, sizes, model)
 
 
 def initial(setup: Setup) -> Round:

@@ -4,6 +4,7 @@ A kind of work is a frozen dataclass that says what is done with an item. What i
 on the setup, the shared trees and the item, so any worker may do it, and do it again.
 
     work                  an item                                   its result
+    Losses                a task                                    the loss at each of its clients
     Survey                a task                                    the task's summands, added up
     Train                 a group of tasks, with clients' memories  the group's summands, added up
     LocalModel            a client, with its memory                 its row and its weights
@@ -53,6 +54,10 @@ Progress = Callable[[int, int], None]
 
 class ClientRunner(Protocol):
     """Serves the clients of a setup. This is all that work may ask of the process it runs in."""
+
+    def losses(
+        self, weights: Packed, tasks: Sequence[Task], round: int, *, one_batch: bool
+    ) -> Iterator[list[float]]: ...
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]: ...
 
@@ -112,6 +117,26 @@ class Work(ABC):
     def split(self, item: Item) -> Sequence[Item]:
         """Cut an item into smaller ones that workers may share; `AddUp` adds their results."""
         return [item]
+
+
+@dataclass(frozen=True)
+class Losses(Work):
+    """Ask the clients of a task for the loss of the weights on their data."""
+
+    kind: ClassVar[str] = "losses"
+    remark: ClassVar[str] = " (loss)"
+    # Whether a client takes one batch, not all its examples.
+    one_batch: bool = False
+
+    def run(
+        self, runner: ClientRunner, shared: Trees, items: Sequence[Task]
+    ) -> Iterator[list[float]]:
+        """Yield the losses of each task's clients, in order."""
+        return runner.losses(shared["weights"], items, self.round, one_batch=self.one_batch)
+
+    def clients(self, item: Task) -> Task:
+        """Return the clients of a task."""
+        return item
 
 
 @dataclass(frozen=True)

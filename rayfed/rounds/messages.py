@@ -102,6 +102,8 @@ class ClientReply:
     memory: Any
     # int64 (C, C), of the client's model on the sampled test images, if it is measured.
     confusion: np.ndarray | None
+    # The mean of the squared losses of its steps.
+    mean_square: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.clients.sampling import State
 from rayfed.measures import metrics
 from rayfed.measures.metrics import Evaluation
 from rayfed.methods.part import Held
@@ -66,6 +67,8 @@ class Round:
     confusions: Mapping[int, np.ndarray] = field(default_factory=dict)
     # The weights that the method evaluates in place of `weights`.
     shown: Weights | None = None
+    # What the rule of `clients.sampling` has learned so far; None before it has learned anything.
+    sampling: State | None = None
 
     def without_results(self) -> Round:
         """Return the round with what the next round needs alone, without what was found in it."""

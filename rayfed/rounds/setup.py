@@ -18,7 +18,7 @@ from torch import nn
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import isolated, threads
 from rayfed.base.seeds import Purpose, seed_of
-from rayfed.clients.cohort import held_out
+from rayfed.clients.cohort import Circumstances, held_out
 from rayfed.clients.trace import Trace, open_trace
 from rayfed.data.federation import EVALUATION_BATCH, Federation, Read, open_federation
 from rayfed.data.naming import number_of
@@ -31,7 +31,9 @@ from rayfed.models.adapt import adapt
 from rayfed.models.registry import build_model
 from rayfed.models.trial import Setting, try_model
 from rayfed.rounds.measuring import refuse_absent
-from rayfed.tensors.weights import Weights, keep_constant
+from rayfed.rounds.sampling_fits import refuse_unfit_sampling
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.weights import Weights, keep_constant, state
 
 # The number of examples of the training set on which a model is tried.
 EXAMPLES = 8
@@ -124,6 +126,11 @@ def _open_setup(job: Job, read: Read | None) -> Setup:
     for part in all_parts(job.method):
         part.check(model, job.train)
     refuse_leaks(job.method, model, job.clients)
+    sizes_of_clients = federation.partition.sizes
+    of = Circumstances(
+        1, job.seed, job.clients, job.train, trace, sizes_of_clients, num_bytes(state(model))
+    )
+    refuse_unfit_sampling(of, job.method, model)
     for doubt in doubts(job.method, model, job.train.num_rounds, "local" in job.measure):
         log.warning("%s", doubt)
     # Convolutions on CPUs are a third faster in this layout. A user's own `to` may not take a

@@ -69,6 +69,25 @@ class Runner:
             module for module in users_own(self.setup, 1) if isinstance(module, nn.Module)
         ]
 
+    def losses(
+        self, weights: Packed, tasks: Sequence[Task], round: int, *, one_batch: bool
+    ) -> Iterator[list[float]]:
+        """Yield the loss of the weights at each client of each task."""
+        values = unpack(weights, copy=False)
+        model: nn.Module | None = None
+        for task in tasks:
+            losses = []
+            for client in task:
+                with Serving(client), advising():
+                    # A module of the user's may keep something, so each client has its own copy.
+                    if model is None or self._users_modules:
+                        model = in_evaluation(with_weights(self.setup.model, values))
+                    loss = client_work.loss_of(
+                        self.setup, model, client, round, one_batch=one_batch
+                    )
+                losses.append(loss)
+            yield losses
+
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         """Survey the clients of each task, and yield the sum of what they say."""
         where = f"round {broadcast.round} (survey)"

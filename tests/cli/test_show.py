@@ -13,6 +13,7 @@ from click.shell_completion import BashComplete
 from rayfed.base.values import table
 from rayfed.cli import main
 from rayfed.cli.options import read_override
+from rayfed.clients.sampling import SAMPLINGS, Oort
 from rayfed.clients.schedules import SCHEDULES
 from rayfed.data.partition import PARTITIONS
 from rayfed.data.settings import SOURCES
@@ -35,11 +36,16 @@ NONE_BY_DEFAULT |= {
 }
 # Keys of partitions, and the rules that take them.
 ONE_LETTER = {"s": "shards", "k": "classes"}
-# Keys that only one schedule takes, and that schedule.
+# Keys that only one schedule, or one rule of sampling, takes, and that one.
 OF_SCHEDULES = {
     "train.schedule.gamma": {"train.schedule": {"name": "step", "every": 2}},
     "train.schedule.floor": {"train.schedule": {"name": "cosine", "until": 20}},
+    "clients.sampling.estimate": {
+        "clients.sampling": {"name": "power_of_choice", "candidates": 20}
+    },
 }
+for field in fields(Oort):
+    OF_SCHEDULES[f"clients.sampling.{field.name}"] = {"clients.sampling": "oort"}
 
 
 def test_help_has_every_command_and_examples(rayfed):
@@ -101,6 +107,9 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
     schedules = {
         f"train.schedule.{field.name}" for kind in SCHEDULES.values() for field in fields(kind)
     }
+    samplings = {
+        f"clients.sampling.{field.name}" for kind in SAMPLINGS.values() for field in fields(kind)
+    }
     of_grid = {f"grid.{field.name}" for field in fields(Grid)}
     # Written only where they are given.
     of_models = {f"model.{key}" for key in flat(table(Adapt()))}
@@ -108,6 +117,7 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         *flat(read_job({"name": "any"}).table()),
         *partitions,
         *schedules,
+        *samplings,
         *of_models,
         *of_grid,
     }

@@ -13,7 +13,8 @@ from rayfed import methods as m
 from rayfed.clients.participation import Participation
 from rayfed.clients.trace import read_trace
 from rayfed.methods import Part
-from rayfed.rounds.engine import cohort_of, play, start
+from rayfed.rounds.choosing import cohort_of
+from rayfed.rounds.engine import play, start
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import unpack

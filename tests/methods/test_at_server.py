@@ -24,6 +24,7 @@ from rayfed.methods.part import trains
 from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
+from rayfed.rounds.choosing import cohort_of
 from rayfed.rounds.setup import server_view
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
@@ -261,7 +262,7 @@ def test_ccvr_trains_the_old_head_on_features_of_the_cohorts_gaussians(make_setu
     options = {"features_per_class": 7, "steps": 6, "batch_size": 8}
     setup, run = calibrated(make_setup, play, lr=0.05, **options)
     data, view = setup.federation, server_view(setup, 3, run[2].weights)
-    cohort = engine.cohort_of(setup, 3).answered
+    cohort = cohort_of(setup, 3).answered
     rows = np.concatenate([data.client(client) for client in cohort])
     images = torch.cat([images for images, _ in data.batches(data.train, rows, setup.device)])
     features, labels = view.global_model.features(images).double().numpy(), data.train.labels[rows]

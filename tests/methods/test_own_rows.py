@@ -12,7 +12,7 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.clients.participation import Participation
 from rayfed.measures import metrics
-from rayfed.rounds.engine import cohort_of
+from rayfed.rounds.choosing import cohort_of
 from rayfed.rounds.evaluation import evaluate
 from rayfed.rounds.own import Tuning, own_rows
 from rayfed.runtime.this_process import ThisProcess
