@@ -41,7 +41,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, snake_case
 from rayfed.clients.settings import Training
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
-from rayfed.tensors.trees import Tree
+from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights
 
 HOOKS = ("init", "survey", "tell", "begin", "loss", "report", "update")
@@ -62,7 +62,8 @@ class Part(Checked):
 
     Define the hooks that it needs; the others do nothing, and cost nothing.
 
-    A part may also set the class variables, and define `check`, `local_names` and `own_model`.
+    A part may also set the class variables, and define `check`, `local_names`, `own_model` and
+    `bytes_sent`.
     """
 
     # The part's role: two parts of one slot cannot be composed. The default is the class's name.
@@ -93,6 +94,14 @@ class Part(Checked):
         with which a client begins its first training. Such a part has no other memory.
         """
         return ()
+
+    def bytes_sent(self, summands: Tree) -> int:
+        """Return the bytes of what a client sends for its summands of `report`.
+
+        Define it where the message is shorter than the tensors that are added up, as with
+        compression. It only counts, and changes nothing that is sent.
+        """
+        return num_bytes(summands)
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights | None:
         """Return the weights of the model that a client has in addition to the global model.

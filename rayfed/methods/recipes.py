@@ -14,6 +14,7 @@ from rayfed.methods import (
     anchors,
     at_server,
     calibrate,
+    compress,
     cosines,
     counted,
     distill,
@@ -245,6 +246,10 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
     return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
 
 
+# Stich et al., NeurIPS 2018.
+topk = recipe("topk", compress.SparseAverage)
+# Reisizadeh et al., AISTATS 2020.
+fedpaq = recipe("fedpaq", compress.QuantizedAverage)
 # Aljahdali et al., 2024.
 flashback = recipe("flashback", counted.CountedDistill)
 # Xu et al., ICLR 2022.

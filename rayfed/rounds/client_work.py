@@ -181,6 +181,7 @@ def train(
         refuse_changed(setup, model, where)
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
         summands, memories = report(parts, views, local, fit, watch=watch)
+    bytes_up = bytes_sent(parts, summands)
     new_memory = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
 
@@ -192,7 +193,7 @@ def train(
     numbers = notes.means() | numbers
     row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
     mean_square = float(np.mean(np.square(losses)))
-    return ClientReply(row, summands, new_memory, confusion, mean_square)
+    return ClientReply(row, summands, new_memory, confusion, mean_square, bytes_up)
 
 
 def loss_of(setup: Setup, model: nn.Module, client: int, round: int, *, one_batch: bool) -> float:
@@ -250,6 +251,11 @@ def report(
         if memory is not None:
             memories[part.slot] = memory
     return summands, memories
+
+
+def bytes_sent(parts: Parts, summands: dict[str, Tree]) -> int:
+    """Return the bytes that a client sends for the summands of all parts."""
+    return sum(part.bytes_sent(summands[part.slot]) for part in parts if part.slot in summands)
 
 
 def descend(

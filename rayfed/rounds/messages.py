@@ -104,6 +104,8 @@ class ClientReply:
     confusion: np.ndarray | None
     # The mean of the squared losses of its steps.
     mean_square: float
+    # The bytes that it sends for its summands, without those of measures.
+    bytes_up: int
 
 
 @dataclass(frozen=True, eq=False)

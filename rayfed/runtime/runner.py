@@ -13,7 +13,6 @@ from torch import nn
 
 from rayfed.base.isolation import set_usual
 from rayfed.measures.clients import Seen
-from rayfed.measures.updates import UPDATES
 from rayfed.methods.part import Parts, parts_at
 from rayfed.rounds import client_work, evaluation
 from rayfed.rounds.client_work import RoundContext
@@ -99,7 +98,7 @@ class Runner:
                     context = shared or self._fresh_context(broadcast)
                     watch = self._is_first("survey", broadcast.round)
                     summands = client_work.survey(context, client, watch=watch)
-                total.add(client, summands)
+                total.add(client, summands, num_bytes(summands))
             yield total.reply()
 
     def train(
@@ -122,7 +121,7 @@ class Runner:
                 if users_code and first_bits is None:
                     first_bits = bits_of(reply)
                 # At once: the next client trains the same model, which the reply may hold.
-                total.add(client, reply.summands)
+                total.add(client, reply.summands, reply.bytes_up)
                 memory = broadcast.write_memory(reply.memory)
                 replies.append(replace(reply, summands={}, memory=memory))
             task_reply = total.reply(replies)
@@ -234,7 +233,7 @@ class TaskSum:
         self._only: Tree = None
         self._bytes_up = 0
 
-    def add(self, client: int, summands: Tree) -> None:
+    def add(self, client: int, summands: Tree, bytes_up: int) -> None:
         """Add the summands of the next client. Raises `RunFailed` where that is not possible."""
         with refusing(self._where, client, self._task[0]):
             self._layout = checked(summands)
@@ -242,8 +241,7 @@ class TaskSum:
                 self._total.add(summands, self._layout)
             else:
                 self._only = pack(summands)
-        # A measure is sent by no real client.
-        self._bytes_up += num_bytes(summands) - num_bytes(summands.get(UPDATES))
+        self._bytes_up += bytes_up
 
     def reply(self, clients: Sequence[ClientReply] = ()) -> TaskReply:
         """Return the task's reply: the sum, and the rest of the clients' replies."""

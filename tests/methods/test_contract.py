@@ -91,6 +91,11 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "scaffold by samples": m.scaffold(by="samples"),
     "moon from the initial model": m.moon(first="initial"),
     "feddyn by size": m.feddyn(by_size=True),
+    "topk, uniform, without feedback": m.topk(share=0.3, feedback=False, by="client"),
+    "topk + scaffold + momentum": m.compose(
+        m.topk(share=0.1), m.ControlVariates(), m.ServerMomentum()
+    ),
+    "fedpaq + fedbn, uniform": m.compose(m.fedpaq(levels=3, by="client"), m.LocalNorm()),
     "fedexp, uniform": m.fedexp(by="client"),
     "fedexp with control variates": m.compose(m.fedexp(), m.ControlVariates()),
     "fedacg + fedadam": m.compose(m.fedacg(), m.AdaptiveStep()),
@@ -171,7 +176,7 @@ class Watched(ThisProcess):
                 for client in task
             ]
             assert self._sent(broadcast) == before
-            yield self._reply(task, summands)
+            yield self._reply(task, summands, sum(map(num_bytes, summands)))
 
     def train(self, broadcast, tasks, memories):
         self.trained[broadcast.round] = []
@@ -189,7 +194,8 @@ class Watched(ThisProcess):
                     else None
                 )
                 replies.append(replace(reply, memory=memory))
-            yield self._reply(task, summands, replies)
+            bytes_up = sum(reply.bytes_up for reply in replies)
+            yield self._reply(task, summands, bytes_up, replies)
 
     def _train(self, broadcast, client, memory):
         def fit(model, *rest):
@@ -202,13 +208,11 @@ class Watched(ThisProcess):
                 client_work.RoundContext(self._setup, broadcast), client, memory
             )
 
-    def _reply(self, task, summands, clients=()):
+    def _reply(self, task, summands, bytes_up, clients=()):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return TaskReply(
-            task[0], total.layout, sum(map(num_bytes, summands)), total.packed(), clients
-        )
+        return TaskReply(task[0], total.layout, bytes_up, total.packed(), clients)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])

@@ -85,6 +85,7 @@ NEUTRAL = {
     m.Proximal: {"mu": 0.0},
     m.ProximalPerturbation: {"rho": 0.0},
     m.PseudoData: None,
+    m.QuantizedAverage: None,
     m.RelaxedContrast: {"weight": 0.0},
     m.RestrictedCrossEntropy: {"alpha": 1.0},
     m.SelectiveDistill: {"m_max": 0.0},
@@ -93,6 +94,7 @@ NEUTRAL = {
     m.SharpnessAware: {"rho": 0.0},
     m.SimplexHead: None,
     m.SlimAlign: {"mu": 0.0},
+    m.SparseAverage: {"share": 1.0},
     m.Smoothed: {"decay": 0.0},
     m.VacantClassDistill: {"beta": 0.0},
 }
@@ -193,7 +195,7 @@ BIT_FOR_BIT += [
     m.fedrcl(weight=0.0),
     m.ditto(lam=3.0),
 ]
-BIT_FOR_BIT += [m.fedmr(0.0), m.feddf(steps=0), m.compose(m.Smoothed(0.9))]
+BIT_FOR_BIT += [m.fedmr(0.0), m.feddf(steps=0), m.compose(m.Smoothed(0.9)), m.topk(share=1.0)]
 RELEASED = m.fedcsd(mu=0.0, released=True)
 NEUTRAL_METHODS = [
     *BIT_FOR_BIT,
@@ -420,6 +422,9 @@ DIFFERENT = {
     "adaptive steps": (m.fedadam(0.5), m.fedyogi(0.5)),
     "adaptive steps without decay": (m.fedadagrad(), m.fedyogi(beta1=0.0)),
     "extrapolation": (m.fedexp(), m.fedavg()),
+    "small entries that are kept back": (m.topk(0.1), m.topk(0.1, feedback=False)),
+    "sparse updates": (m.topk(0.5, feedback=False), m.fedavg()),
+    "a few levels": (m.fedpaq(levels=1), m.fedavg()),
     "momentum at the clients": (m.fedcm(0.25), m.compose(m.CrossEntropy(weight=0.25))),
     "uneven labels": (m.feddisco(a=0.9), m.fedavg()),
     "FedDC's control variates": (m.feddc(0.1), m.feddyn(0.1)),
