@@ -63,7 +63,7 @@ MEASURE = (
     "track",
 )
 # A name may stand for each of these tables.
-WITH_NAME = ("method", "model", "data.partition", "train.schedule", "clients.sampling")
+WITH_NAME = ("method", "model", "data.partition", "data.skew", "train.schedule", "clients.sampling")
 # This text stands for a path in a job's lineage.
 A_FILE = "a file"
 PACKAGE = Path(__file__).parent
@@ -284,9 +284,11 @@ class Job(Checked):
         lineage = {key: value for key, value in self.table().items() if key not in left_out}
         for key in ("num_rounds", "patience"):
             del lineage["train"][key]
-        # A job from before there were other rules has the same hash.
+        # A job from before there were these keys has the same hash.
         if lineage["clients"]["sampling"] == {"name": "uniform"}:
             del lineage["clients"]["sampling"]
+        if lineage["data"]["skew"] == {"name": "none"}:
+            del lineage["data"]["skew"]
         # The domain is only measured.
         del lineage["data"]["domain"]
         lineage["ray.num_cpus (as threads)"] = self.ray.threads

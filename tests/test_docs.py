@@ -62,6 +62,7 @@ PLAYED = {
     "own-model",
     "own-partition",
     "own-sampling",
+    "darker",
     "phones",
     "oort",
     "day",
@@ -109,7 +110,7 @@ def modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     Path("jobs").symlink_to(ROOT / "jobs")
     before = set(sys.modules)
-    for page in (README, OVERVIEW, DOCS / "own.md", OWN_METHOD):
+    for page in (README, OVERVIEW, DOCS / "own.md", DOCS / "data.md", OWN_METHOD):
         for _, code in snippets(page, "python"):
             if name := re.match(r"# (\w+\.py)\n", code):
                 Path(name[1]).write_text(code)

@@ -11,7 +11,7 @@
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,10 +23,13 @@ from rayfed.data.inputs import Images, Inputs, inputs_of
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
+from rayfed.data.skews import NoSkew, Skew, skewed
 
 # Examples per forward pass of an evaluation. The batch size can change the last bits, so it is a
 # constant.
 EVALUATION_BATCH = 250
+
+NO_SKEW = NoSkew()
 
 Read = Callable[[Data], Dataset]
 
@@ -165,11 +168,16 @@ def open_federation(
         dataset,
         data.partition,
         auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class),
+        skew=data.skew,
     )
 
 
-def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
+def federate(
+    dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0, skew: Skew = NO_SKEW
+) -> Federation:
     """Deal a data set's training images to clients, then withdraw the server's auxiliary set.
+
+    At last, `skew` changes the images of each client. The mean and the deviation are those before.
 
     `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the
     partition's seed. Who holds the others does not depend on it. A partition file may have left
@@ -194,8 +202,11 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     dealt = Partition(
         np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64)
     )
-    partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
+    seed = getattr(rule, "seed", 0)
+    partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, seed)
     mean, std = inputs_of(train).moments(train.examples)
+    clients = [partition.client(client) for client in range(partition.num_clients)]
+    train = replace(train, examples=skewed(skew, train.examples, clients, seed))
     names: tuple[str, ...] = ()
     if isinstance(rule, Natural) and train.groups is not None and train.group_names:
         # A group may be gone with the images that were held out.

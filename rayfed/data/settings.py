@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from rayfed.base.errors import InputError, spelled
 from rayfed.base.values import Checked, Form, Ge, Le, Lt, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
+from rayfed.data.skews import SKEWS, NoSkew, Skew, read_skew, write_skew
 
 MINI = "fashion-mnist-mini"
 # A function is neither a URI such as s3://bucket nor a path such as C:/data.
@@ -136,6 +137,11 @@ class Data(Checked):
         Form(read_rule, write_rule, default="iid", kinds=PARTITIONS),
         f"the rule by which images are dealt: {', '.join(PARTITIONS)}, or package.module:Rule",
     ] = field(default_factory=Iid)
+    skew: Annotated[
+        Skew,
+        Form(read_skew, write_skew, default="none", kinds=SKEWS),
+        f"how clients' examples look different: {', '.join(SKEWS)}, or package.module:Name",
+    ] = field(default_factory=NoSkew)
 
     def __post_init__(self) -> None:
         super().__post_init__()

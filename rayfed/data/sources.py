@@ -32,6 +32,7 @@ from rayfed.data.partition import Natural
 from rayfed.data.samples import Dataset, Samples, hold_out, refuse_many_classes, shortened
 from rayfed.data.seen import as_seen, upright
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
+from rayfed.data.skews import NoSkew
 
 # These are torchvision's names of the sets that it downloads.
 NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")
@@ -71,7 +72,13 @@ class Kept:
 
 def _what_is_read(data: Data) -> Data:
     """Return the data without the fields that do not change the arrays that are read."""
-    return replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0)
+    return replace(
+        data,
+        partition=Natural(data.client),
+        augment=Augment(),
+        auxiliary_per_class=0,
+        skew=NoSkew(),
+    )
 
 
 def load(data: Data) -> Dataset:

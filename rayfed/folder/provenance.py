@@ -125,6 +125,7 @@ def _modules_of(job: Job) -> list[str]:
     """Return the names of the modules of everything that the job names."""
     names = [type(part).__module__ for part in all_parts(job.method)]
     names.append(type(job.data.partition).__module__)
+    names.append(type(job.data.skew).__module__)
     if job.data.module:
         names.append(job.data.module)
     names.append(type(job.train.schedule).__module__)

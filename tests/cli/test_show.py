@@ -44,6 +44,8 @@ OF_SCHEDULES = {
         "clients.sampling": {"name": "power_of_choice", "candidates": 20}
     },
 }
+OF_SCHEDULES["data.skew.variance"] = {"data.skew": "noise"}
+OF_SCHEDULES["data.skew.turns"] = {"data.skew": "rotation"}
 for field in fields(Oort):
     OF_SCHEDULES[f"clients.sampling.{field.name}"] = {"clients.sampling": "oort"}
 
@@ -118,6 +120,8 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         *partitions,
         *schedules,
         *samplings,
+        "data.skew.variance",
+        "data.skew.turns",
         *of_models,
         *of_grid,
     }
