@@ -91,6 +91,9 @@ class RayOptions(Checked):
     num_gpus: Annotated[
         Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"
     ] = "auto"
+    memory: Annotated[
+        float, Ge(0), "gigabytes of a node's memory that Ray sets aside per actor; 0: none"
+    ] = 0.0
     labels: Annotated[dict[str, str], LABELS_TEXT] = field(default_factory=dict)
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often lost work is run again, once it is alone"] = 3
@@ -143,6 +146,11 @@ class RayOptions(Checked):
     def threads(self) -> int:
         """Return the threads that a client computes with, on an actor or in this process."""
         return max(1, int(self.num_cpus))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory per actor; 0 if none are asked for."""
+        return round(self.memory * 1e9)
 
     @property
     def gpu_share(self) -> float:

@@ -22,13 +22,16 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
 
     def fit_on(node: Resources) -> int:
         """Return the number of actors that fit on one node."""
-        by_cpu = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
+        fit = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
+        # Before a Ray is started here, its memory is not known. Ray's own nodes always have it.
+        if options.memory_bytes and "memory" in node:
+            fit = min(fit, int(node["memory"]) // options.memory_bytes)
         if options.gpu_share == 0:
-            return by_cpu
+            return fit
         gpus = math.floor(node.get("GPU", 0) + 1e-6)
         if options.gpu_share < 1:
-            return min(by_cpu, gpus * round(1 / options.gpu_share))
-        return min(by_cpu, gpus // round(options.gpu_share))
+            return min(fit, gpus * round(1 / options.gpu_share))
+        return min(fit, gpus // round(options.gpu_share))
 
     return sum(fit_on(node) for node in nodes)
 
@@ -86,16 +89,17 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
     fit = capacity(options, nodes)
     if fit == 0:
         raise InputError(
-            f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}; ask for less with "
-            "ray.num_cpus and ray.num_gpus"
+            f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}"
+            f"{_memory_text(options, nodes)}; ask for less with ray.num_cpus and ray.num_gpus"
+            f"{' or ray.memory' if options.memory else ''}"
         )
     if options.actors == "auto":
         return min(fit, clients_per_round)
     if options.actors > fit and options.num_gpus != "auto":
         raise InputError(
-            f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}, "
-            f"so at most {fit} fit; ask for fewer actors, or for smaller actors (ray.num_cpus = "
-            "0.5 lets two share a CPU)"
+            f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}"
+            f"{_memory_text(options, nodes)}, so at most {fit} fit; ask for fewer actors, or for "
+            "smaller actors (ray.num_cpus = 0.5 lets two share a CPU)"
         )
     return options.actors
 
@@ -141,6 +145,8 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
 def actor_text(options: RayOptions) -> str:
     """Return an actor's resources, and the labels of its node, in words."""
     resources = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
+    if options.memory:
+        resources += f" and {options.memory:g} GB of memory"
     labels = ", ".join(f"{name} = '{value}'" for name, value in options.labels.items())
     return f"{resources}, on a node with the labels {labels}" if labels else resources
 
@@ -151,6 +157,14 @@ def nodes_text(nodes: Sequence[Resources]) -> str:
     gpus = sum(node.get("GPU", 0) for node in nodes)
     resources = f"there are {cpus:g} CPU and {gpus:g} GPU"
     return f"{resources} on {len(nodes)} nodes" if len(nodes) > 1 else resources
+
+
+def _memory_text(options: RayOptions, nodes: Sequence[Resources]) -> str:
+    """Return the most memory of a node in words, if actors ask for memory."""
+    most = max((node.get("memory", 0) for node in nodes), default=0)
+    if not options.memory or not most:
+        return ""
+    return f", and a node has at most {most / 1e9:.1f} GB for actors"
 
 
 def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:

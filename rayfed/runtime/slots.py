@@ -146,6 +146,7 @@ class Slots:
             name=job.name,
             num_cpus=options.num_cpus,
             num_gpus=options.gpu_share,
+            memory=options.memory_bytes or None,
             max_retries=0,
             label_selector=options.labels,
         ).remote(self._play, job, os.getcwd(), self._data(job))

@@ -507,6 +507,7 @@ def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
         name=name,
         num_cpus=options.num_cpus,
         num_gpus=options.gpu_share,
+        memory=options.memory_bytes or None,
         max_restarts=-1,
         # Lost work is run again by the pool, on another actor.
         max_task_retries=0,

@@ -44,6 +44,21 @@ def test_capacity_counts_each_node_by_itself(asked, fit):
     assert capacity(RayOptions(**asked), TWO_NODES) == fit
 
 
+def test_an_actor_has_its_memory_on_one_node():
+    nodes = [{"CPU": 8.0, "memory": 10e9}, {"CPU": 8.0, "memory": 3e9}]
+    asked = [RayOptions(memory=memory, num_gpus=0) for memory in (0, 1, 3, 3.5, 5, 10, 10.1)]
+    assert [capacity(options, nodes) for options in asked] == [16, 11, 4, 2, 2, 1, 0]
+    assert capacity(asked[-1], [{"CPU": 2.0}]) == 2, "of a Ray that is to be started"
+    few_cpus = RayOptions(memory=1, num_cpus=4, num_gpus=0)
+    assert capacity(few_cpus, nodes) == 4
+    words = r"1 CPU and 0 GPU and 10\.1 GB of memory"
+    most = r"there are 16 CPU and 0 GPU on 2 nodes, and a node has at most 10\.0 GB for actors"
+    with pytest.raises(InputError, match=f"^no actor with {words} fits: {most}; .* or ray.memory$"):
+        num_actors(asked[-1], nodes, 4)
+    with pytest.raises(InputError, match=f"{most}, so at most 4 fit; ask for fewer actors"):
+        num_actors(RayOptions(memory=3, num_gpus=0, actors=5), nodes, 9)
+
+
 def test_what_is_left_of_a_number_by_rounding_takes_no_actor_away():
     """In floating point, 0.3 / 0.1 is below 3, as is what Ray counts of a node's resources."""
     assert 0.3 / 0.1 < 3
