@@ -31,6 +31,7 @@ from rayfed.job import Job
 from rayfed.methods import Part, compose, fedavg, switch
 from rayfed.rounds import setup as sites
 from rayfed.rounds.choosing import cohort_of
+from rayfed.rounds.client_work import loss_of
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.evaluation import evaluate, sample
 from rayfed.rounds.own import Tuning, own_rows
@@ -53,6 +54,7 @@ LAWS = {
     "order of images": (Purpose.BATCHES, ROUNDS, CLIENTS),
     "model in tuning": (Purpose.TUNE, ROUNDS, CLIENTS),
     "order in tuning": (Purpose.TUNE, ROUNDS, CLIENTS),
+    "model that is asked": (Purpose.ASK, ROUNDS, CLIENTS),
     "model in evaluation": (Purpose.EVALUATION, [None], [None]),
     "weights": (Purpose.MODEL, [None], [None]),
     "added weights": (Purpose.MODEL, [None], [None]),
@@ -81,7 +83,11 @@ CALLS = {
     ("rounds/client_work.py", "train", "manual_seed"): 1,
     ("measures/clients.py", "sampled", "default_rng"): 1,
     ("rounds/own.py", "_tune", "manual_seed"): 1,
-    # By the laws of the data, at the end.
+    # The rules of `clients.sampling`, by the laws in tests/clients/test_sampling.py.
+    ("clients/cohort.py", "pool_at", "default_rng"): 1,
+    ("rounds/client_work.py", "loss_of", "default_rng"): 1,
+    # By the laws of the data, at the end, and of skews in tests/data/test_skews.py.
+    ("data/skews.py", "skewed", "default_rng"): 1,
     ("data/samples.py", "hold_out", "default_rng"): 1,
     ("data/partition.py", "split", "default_rng"): 2,
     ("data/federation.py", "_withdraw", "default_rng"): 1,
@@ -92,6 +98,8 @@ CALLS = {
 USES = {
     ("rounds/setup.py", "MODEL"): 2,
     ("base/seeds.py", "COHORT"): 1,
+    ("clients/cohort.py", "COHORT"): 1,
+    ("rounds/client_work.py", "ASK"): 1,
     ("rounds/client_work.py", "BATCHES"): 1,
     ("rounds/engine.py", "UPDATE"): 1,
     ("rounds/evaluation.py", "MEASURE"): 1,
@@ -252,6 +260,10 @@ def of_rounds(federation, seed):
     setup = Setup(Watched(), federation, job, torch.device("cpu"))
     workers = ThisProcess(setup)
     for round in rounds(setup, workers):
+        for client in CLIENTS if round.round else ():
+            EVALUATED.clear()
+            loss_of(setup, Watched().eval(), client, round.round, one_batch=True)
+            DRAWN["model that is asked", round.round, client] = list(EVALUATED)
         tuned = own_rows(setup, round, workers, Tuning(epochs=2)) if round.round else ()
         STEPS.clear()
         for row in tuned:

@@ -145,8 +145,8 @@ def test_with_many_levels_it_is_nearly_fedavg(make_setup, play):
     [
         # 116 entries of float32; the buffers of BatchNorm come on top.
         (m.topk(share=1.0), 4 * 116),
-        # Eleven values, and a bit for each entry: shorter than eleven places.
-        (m.topk(share=0.1), 11 * 4 + 14),
+        # Twelve values, and a bit for each entry: shorter than twelve places.
+        (m.topk(share=0.1), 12 * 4 + 15),
         (m.topk(share=0.01), 2 * 4 + 2 * 4),
         # Eight bits, and four for 15 numbers; the tensors have 36, 4, 4, 4, 64 and 4 entries.
         (m.fedpaq(levels=127), 116 + 6 * 4),

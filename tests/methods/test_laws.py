@@ -84,6 +84,8 @@ NEUTRAL = {
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
     m.ProximalPerturbation: {"rho": 0.0},
+    # Without a bound and without noise, it is a uniform mean, in another order of rounding.
+    m.PrivateAverage: None,
     m.PseudoData: None,
     m.QuantizedAverage: None,
     m.RelaxedContrast: {"weight": 0.0},
