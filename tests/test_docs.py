@@ -26,7 +26,7 @@ from rayfed.data.settings import Augment, Data
 from rayfed.grid.cells import expand
 from rayfed.job import Job
 from rayfed.methods import RECIPES, Batch, read_method
-from rayfed.methods.registry import parameters
+from rayfed.methods.registry import PARTS, parameters
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
@@ -313,6 +313,14 @@ def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
         path.name for path in (ROOT / "rayfed").glob("*.py") if not path.name.startswith("__")
     }
     assert sorted(re.findall(r"^  (\S+)", tree, re.MULTILINE)) == sorted(rooms | beside)
+
+
+def test_the_readme_counts_the_methods_and_parts_that_there_are():
+    text = README.read_text()
+    assert f"{len(RECIPES)} methods from {len(PARTS)} parts" in text
+    counted = {int(number) for number in re.findall(r"(\d+) methods\b", text)}
+    # The comparison has 17.
+    assert counted == {len(RECIPES), 17}
 
 
 def overview():
