@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rayfed.experiment import RUNS_NAMED
 from rayfed.folder.found import write_order
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.provenance import changed_since
-from rayfed.folder.summary import read_summary
+from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
 from rayfed.job import Job
@@ -53,8 +53,7 @@ def run_grid(
     failed: dict[str, int] = {}
     started = time.monotonic()
     try:
-        runs = run_many(todo, naming(), force=force, other_bits=other_bits, display=quiet_lines)
-        with closing(runs) as all_ended:
+        with closing(_in_stages(cells, todo, force, other_bits)) as all_ended:
             for number, ended in enumerate(all_ended, start=1):
                 name, code = ended.job.name, ended.exit_code
                 line = f"run {number}/{len(todo)}  {name.ljust(width)}"
@@ -85,6 +84,31 @@ def run_grid(
         names = "\n".join(failed)
         message = f"error: {len(failed)} of {len(todo)} runs failed:\n{names}"
         raise Failure(message, min(failed.values()))
+
+
+def _in_stages(
+    cells: Sequence[Cell], jobs: Sequence[Job], force: bool, other_bits: bool
+) -> Generator[Ended]:
+    """Run jobs, and yield how each ended: those that others begin with come before the others.
+
+    If one of them fails, the others are not run.
+    """
+    needed = {cell.after for cell in cells}
+    first = [job for job in jobs if job.name in needed]
+    others = [job for job in jobs if job.name not in needed]
+    watch = naming()
+    failed = False
+    for stage in (first, others):
+        runs = run_many(stage, watch, force=force, other_bits=other_bits, display=quiet_lines)
+        for ended in runs:
+            failed = failed or (stage is first and ended.exit_code != 0)
+            yield ended
+        if failed and others:
+            print(
+                f"{len(others)} runs begin with the weights of a run that failed, and are not run",
+                file=sys.stderr,
+            )
+            return
 
 
 def _note_order(cells: list[Cell], jobs: list[Job]) -> None:

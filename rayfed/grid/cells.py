@@ -18,19 +18,23 @@ part of the name, except the seed.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import combinations, product
+from pathlib import Path
 from typing import Annotated, Any
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, Ge, build
+from rayfed.clients.settings import Training
 from rayfed.job import NAME, Job, flat, make_job, override
 
 # The keys of the grid itself.
-OWN = ("seeds", "setting", "method")
+OWN = ("seeds", "setting", "method", "first")
 # A grid can change single keys of these tables of a job.
 SECTIONS = ("data", "train", "clients", "ray", "output")
+# The last step but the seed of the name of a run that comes first.
+FIRST = "first"
 # What one list of the grid gives: each entry has a name, and values by dotted key.
 Axis = list[dict[str, Any]]
 
@@ -48,6 +52,9 @@ class Grid(Checked):
     method: Annotated[
         list[dict[str, Any]], "methods, each with a name, a method and dotted overrides"
     ] = field(default_factory=list)
+    first: Annotated[
+        dict[str, Any], "dotted overrides of a run with whose last weights all others begin"
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Cell:
     # These names are '' if the grid lists no settings or no methods.
     setting: str = ""
     method: str = ""
+    # The name of the run with whose last weights this one begins; '' if there is none.
+    after: str = ""
 
     @property
     def name(self) -> str:
@@ -86,7 +95,9 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     tables = override(tables, of_grid)
     if "grid" not in tables:
         return [Cell(override(tables, of_job))]
-    axes = _axes(tables.pop("grid"))
+    grid_table = tables.pop("grid")
+    first = _first(grid_table)
+    axes = _axes(grid_table)
     for axis in axes:
         key = "seed" if axis == "seeds" else axis
         if key in of_job:
@@ -113,7 +124,80 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
         cell = override(override(tables, changes), of_job) | {"name": "/".join(steps)}
         names = {axis: entry["name"] for axis, entry in zip(axes, entries, strict=True)}
         cells.append(Cell(cell, grid, names.get("setting", ""), names.get("method", "")))
-    return cells
+    if first is None:
+        return cells
+    firsts = []
+    for seed in seeds:
+        name = f"{grid}/{FIRST}/{seed['name']}"
+        changes = first | {"seed": seed["seed"]}
+        firsts.append(
+            Cell(override(override(tables, changes), of_job) | {"name": name}, grid, method=FIRST)
+        )
+    return firsts + [_after(cell, firsts) for cell in cells]
+
+
+def _first(table: Any) -> dict[str, Any] | None:
+    """Return the overrides of the run that comes first; None if the grid has no such run.
+
+    Raises `InputError` if they are not a table, or give what the grid gives to all runs.
+    """
+    if not isinstance(table, Mapping) or "first" not in table:
+        return None
+    first = table["first"]
+    if not isinstance(first, Mapping):
+        raise InputError(
+            f"grid.first = {told(first)}: this is a table of dotted keys, such as "
+            'first = { "train.num_rounds" = 10 }'
+        )
+    overrides = _entry(first)
+    for key in ("name", "seed"):
+        if key in overrides:
+            raise InputError(
+                f"grid.first: leave '{key}' out; the run is named {FIRST}, and there is one for "
+                "each seed"
+            )
+    return overrides
+
+
+def _after(cell: Cell, firsts: Sequence[Cell]) -> Cell:
+    """Return a cell that begins with the last weights of the first run of its seed.
+
+    Raises `InputError` if it has another network, or weights of its own.
+    """
+    (first,) = [other for other in firsts if other.tables["seed"] == cell.tables["seed"]]
+    model, other_model = _model(cell), _model(first)
+    if model != other_model:
+        raise InputError(
+            f"grid.first: '{cell.name}' has another network than the first run, whose weights it "
+            f"begins with: model = {told(model)} here, {told(other_model)} there"
+        )
+    if model.get("weights"):
+        raise InputError(
+            "grid.first: all runs begin with the weights of the first run; leave model.weights out"
+        )
+    tables = override(cell.tables, {"model": model | {"weights": _last_weights(first)}})
+    return replace(cell, tables=tables, after=first.name)
+
+
+def _model(cell: Cell) -> dict[str, Any]:
+    """Return the [model] table of a cell."""
+    model = cell.tables.get("model", "cnn")
+    return {"name": model} if isinstance(model, str) else dict(model)
+
+
+def _last_weights(first: Cell) -> str:
+    """Return the path of the file that will hold the last weights of a first run.
+
+    Raises `InputError` if its checkpoints do not lie in its folder.
+    """
+    output = first.tables.get("output", {})
+    if output.get("checkpoints"):
+        raise InputError(
+            "grid.first: its weights are read from its folder; leave output.checkpoints out"
+        )
+    num_rounds = first.tables.get("train", {}).get("num_rounds", Training.num_rounds)
+    path = Path(output.get("path", "runs")) / first.name / "checkpoints"
+    return str(path / f"round-{num_rounds:05d}.safetensors")
 
 
 def refuse_same(cells: Sequence[Cell]) -> None:
@@ -146,6 +230,9 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
             f"{option} '{pattern}': none of {len(cells)} runs matches, such as '{cells[0].name}'; "
             "see --list"
         )
+    # A run that was chosen needs the run before it.
+    needed = {cell.after for cell in chosen}
+    chosen = [cell for cell in cells if cell in chosen or cell.name in needed]
     refuse_same(chosen)
     return chosen
 
@@ -159,7 +246,7 @@ def _axes(table: Any) -> dict[str, Axis]:
         raise InputError(f"grid = {table!r}: this is a table, [grid]")
     grid_values, job_values = {}, {}
     for key, value in table.items():
-        if key not in OWN or isinstance(value, Mapping):
+        if key not in OWN or (key != "first" and isinstance(value, Mapping)):
             job_values[key] = value
         elif isinstance(value, list):
             grid_values[key] = [_entry(item) for item in value]
@@ -172,6 +259,8 @@ def _axes(table: Any) -> dict[str, Axis]:
         else:
             # `build` refuses this key.
             grid_values[key] = value
+    # This table is no list.
+    grid_values.pop("first", None)
     grid = build(Grid, grid_values, "grid")
     _refuse_twins(grid.seeds, "grid.seeds")
     axes = {
