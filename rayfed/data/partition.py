@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import inspect
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -307,6 +307,79 @@ class Dirichlet(_Drawn):
 
 
 @dataclass(frozen=True)
+class Shares(Dirichlet):
+    """The first clients hold given shares of the classes, the others what a Dirichlet split gives.
+
+    FedCAD prints such a row for one client (Fig. 2). Each of these clients holds n / N images,
+    rounded down.
+    """
+
+    shares: Annotated[
+        list[list[float]], "a list for each of the first clients: a share of each class"
+    ] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < len(self.shares) < self.num_clients:
+            raise InputError(
+                f"data.partition.shares: {len(self.shares)} lists for {self.num_clients} clients; "
+                "give a list for each of the first clients, and one client more"
+            )
+        for row in self.shares:
+            if min(row, default=0) < 0 or sum(row) <= 0:
+                raise InputError(
+                    f"data.partition.shares = {row}: give shares from 0 on, one of them above 0"
+                )
+
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        rng = np.random.default_rng(self.seed)
+        owners = np.full(len(labels), -1)
+        for client, row in enumerate(self.shares):
+            if len(row) != num_classes:
+                raise InputError(
+                    f"data.partition.shares = {row}: give a share for each of {num_classes} classes"
+                )
+            counts = apportioned(len(labels) // self.num_clients, np.array(row))
+            for label, count in enumerate(counts):
+                left = np.flatnonzero((labels == label) & (owners < 0))
+                if count > len(left):
+                    raise InputError(
+                        f"data.partition.shares: client {client} needs {count} images of class "
+                        f"{label}, and {len(left)} are left; lower its share, or raise num_clients"
+                    )
+                owners[rng.choice(left, count, replace=False)] = client
+        rest = np.flatnonzero(owners < 0)
+        rule = Dirichlet(
+            self.num_clients - len(self.shares),
+            self.seed,
+            alpha=self.alpha,
+            min_size=self.min_size,
+            max_draws=self.max_draws,
+            cap=self.cap,
+            sizes=self.sizes,
+        )
+        dealt = rule.split(labels[rest], num_classes)
+        numbers = np.repeat(np.arange(rule.num_clients), dealt.sizes)
+        owners[rest[dealt.indices]] = numbers + len(self.shares)
+        return Partition.of_owners(owners, self.num_clients)
+
+
+def apportioned(total: int, shares: np.ndarray) -> np.ndarray:
+    """Divide a whole number by shares, which are scaled to 1; the largest remainders round up.
+
+    >>> apportioned(10, np.array([1.0, 1.0, 2.0])).tolist()
+    [3, 2, 5]
+    """
+    exact = total * shares / shares.sum()
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return counts
+
+
+@dataclass(frozen=True)
 class Quantity(_Drawn):
     """Clients' shares of all images are drawn from Dir(alpha), whatever the classes.
 
@@ -410,7 +483,7 @@ class File(Checked):
         return Partition(images[partition.indices], partition.offsets)
 
 
-RULES = (Iid, Shards, Dirichlet, Quantity, Classes, Natural, File)
+RULES = (Iid, Shards, Dirichlet, Shares, Quantity, Classes, Natural, File)
 PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in RULES}
 
 

@@ -26,6 +26,8 @@ from rayfed.data.partition import (
     Partition,
     Quantity,
     Shards,
+    Shares,
+    apportioned,
 )
 from rayfed.data.samples import Dataset, Samples
 from rayfed.folder.provenance import read_environment
@@ -48,7 +50,9 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
     """A rule, and labels that it can split."""
     labels, num_classes = draw(label_arrays())
     present = np.count_nonzero(np.bincount(labels))
-    kind = draw(st.sampled_from([kind for kind in PARTITIONS.values() if kind is not File]))
+    kind = draw(
+        st.sampled_from([kind for kind in PARTITIONS.values() if kind not in (File, Shares)])
+    )
     if kind is Natural:
         return Natural(), labels, num_classes
     options, smallest, largest = {"seed": draw(st.integers(0, 2**40))}, 1, len(labels)
@@ -542,3 +546,49 @@ def test_a_partition_file_that_leaves_out_too_few_images_is_refused(tmp_path):
     file.write_text("[[0, 1, 2, 3, 5]]")
     with pytest.raises(InputError, match=r"this job has 1, the file 0 to 1$"):
         opened(File(str(file)), np.array([0, 0, 0, 0, 1, 1]), 1)
+
+
+# Given shares
+# ------------------------------------------------------------------------------------------
+
+
+FEDCAD = [0.0, 0.0, 0.02, 0.03, 0.04, 0.08, 0.18, 0.22, 0.22, 0.22]
+
+
+@few
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(any), st.integers(0, 1000))
+def test_shares_divide_a_whole_number_within_one(shares, total):
+    counts = apportioned(total, np.array(shares))
+    assert counts.sum() == total
+    assert np.abs(counts - total * np.array(shares) / sum(shares)).max() < 1 + 1e-9
+
+
+def test_the_first_clients_hold_their_shares_and_the_others_a_dirichlet_split():
+    rule = Shares(10, seed=3, alpha=0.5, shares=[FEDCAD])
+    partition = rule.split(CIFAR, 10)
+    assert np.array_equal(np.sort(partition.indices), np.arange(len(CIFAR)))
+    held = np.bincount(CIFAR[partition.client(0)], minlength=10)
+    # The printed shares add up to 1.01.
+    np.testing.assert_allclose(held, 5000 * np.array(FEDCAD) / 1.01, atol=1)
+    rest = np.setdiff1d(np.arange(len(CIFAR)), partition.client(0))
+    others = Dirichlet(9, 3, alpha=0.5).split(CIFAR[rest], 10)
+    for client in range(9):
+        assert np.array_equal(partition.client(client + 1), rest[others.client(client)])
+    assert partition.hash() == rule.split(CIFAR, 10).hash()
+    assert partition.hash() != Shares(10, seed=4, shares=[FEDCAD]).split(CIFAR, 10).hash()
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([], "0 lists for 3 clients"),
+        ([[1.0], [1.0], [1.0]], "3 lists for 3 clients"),
+        ([[0.5, -0.5]], "give shares from 0 on"),
+        ([[0.0, 0.0]], "give shares from 0 on"),
+        ([[1.0]], "give a share for each of 2 classes"),
+        ([[1.0, 0.0]], "client 0 needs 20 images of class 0, and 10 are left"),
+    ],
+)
+def test_shares_that_cannot_be_dealt_are_refused(shares, message):
+    with pytest.raises(InputError, match=message):
+        Shares(3, shares=shares).split(np.repeat([0, 1], [10, 50]), 2)
