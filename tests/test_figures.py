@@ -24,7 +24,15 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.tables import read_table
-from rayfed.papers import classes, clients, global_model, sweep, uneven
+from rayfed.papers import (
+    classes,
+    clients,
+    global_model,
+    one_client,
+    partition,
+    sweep,
+    uneven,
+)
 from rayfed.papers.classes import class_accuracy, label_counts, similarity
 from rayfed.papers.clients import ranks
 from rayfed.papers.curves import curves, series
@@ -390,10 +398,10 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
     assert "<script" not in text and "<b>" not in text
     assert any("<b>$y$" in word for word in words), "a name is text, and not a formula"
-    if kind in ("forgetting", "confusion", "classes", "counts"):
+    if kind in ("forgetting", "confusion", "classes", "counts", "client", "partition"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
-        small = ("confusion", "curves", "consistency", "sweep", "scatter", "bars")
+        small = ("confusion", "curves", "consistency", "sweep", "scatter", "bars", "client")
         assert picture.width >= (400 if kind in small else 1350)
     wide = figure(kind, *drawn_runs, *options, "--width", 7, "-o", tmp_path / "b.svg")
     assert ElementTree.parse(tmp_path / "b.svg").getroot().get("width") == f"{7 * 72}pt"
@@ -604,6 +612,11 @@ def test_class_accuracies_are_those_of_the_table_and_add_up_where_that_is_asked(
     np.testing.assert_allclose(values, 0.25)
     with pytest.raises(InputError, match=r"--client 3: .* it has some of 0, 1, 5"):
         class_accuracy(read_run(full), 3)
+    both = drawn(classes.accuracy, [read_run(full)], client=1).axes
+    assert [axes.get_title(loc="left") for axes in both[:2]] == [
+        "fedavg\nthe global model",
+        "fedavg\nclient 1's model",
+    ]
 
 
 def test_similarity_is_the_cosine_to_the_evaluated_round_before(runs):
@@ -667,6 +680,127 @@ def test_a_sweep_has_a_line_for_each_method_over_the_values_of_the_key(runs):
         sweep.sweep(runs, x="train.lr")
     with pytest.raises(InputError, match=r"has no such key; did you mean 'train.lr'"):
         sweep.sweep(runs, x="train.lrr")
+
+
+def test_a_sweep_of_a_parts_key_has_a_dotted_line_for_runs_without_it(runs):
+    """The key is that of FedNTD's part. FedAvg has none, and stands everywhere."""
+    fedavg, fedntd = runs
+    found = [fedavg]
+    for beta in (0.5, 2.0):
+        parts = [part | ({"beta": beta} if "beta" in part else {}) for part in fedntd.job["method"]]
+        job = {**fedntd.job, "method": parts}
+        place = fedntd.folder.parent / f"beta-{beta}"
+        found.append(replace(fedntd, job=job, label=f"fedntd-{beta}", folder=place))
+    (axes,) = drawn(sweep.sweep, found, x="method.beta").axes
+    (of_method,) = axes.containers
+    assert of_method[0].get_xdata().tolist() == [0.5, 2.0]
+    assert of_method.get_label() == "fedntd"
+    (dotted,) = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert dotted.get_label() == "fedavg"
+    assert dotted.get_ydata()[0] == pytest.approx(sweep.number_of(fedavg, "last"))
+    with pytest.raises(InputError, match=r"has no such key; did you mean 'method.beta'"):
+        sweep.sweep([fedntd], x="method.betta")
+
+
+def test_a_sweep_over_partitions_names_their_rules_and_tells_lines_of_one_method_apart(runs):
+    rules = [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.1}]
+    found = []
+    for source in ("one", "two"):
+        for rule in rules:
+            data = {**runs[0].job["data"], "partition": rule, "source": source}
+            label = f"{source}-{rule['name']}/fedavg"
+            place = runs[0].folder.parent / label
+            job = {**runs[0].job, "data": data, "name": label}
+            found.append(replace(runs[0], job=job, label=label, folder=place))
+    (axes,) = drawn(sweep.sweep, found, x="data.partition").axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["iid", "dirichlet 0.1"]
+    assert [line.get_label() for line in axes.containers] == ["fedavg, one", "fedavg, two"]
+
+
+def named(run, name, **train):
+    """A copy of a run in memory with another name, and other values of `train`."""
+    job = {**run.job, "name": name, "train": {**run.job["train"], **train}}
+    return replace(run, job=job)
+
+
+def of_settings(runs):
+    """Both methods in two settings."""
+    found = []
+    for setting, lr in (("slow", 0.1), ("fast", 0.2)):
+        found += [named(run, f"g/{setting}/{run.folder.name}", lr=lr) for run in runs]
+    return found
+
+
+def test_curves_have_a_row_for_each_number_and_a_column_for_each_setting(runs):
+    of = "local.after.in_local,test_accuracy"
+    made = drawn(curves, of_settings(runs), of, by_setting=True)
+    assert len(made.axes) == 4
+    assert [axes.get_title(loc="left") or axes.get_title() for axes in made.axes[:2]] == [
+        "slow",
+        "fast",
+    ]
+    assert made.axes[0].get_ylabel() == "accuracy on own classes after local training (%)"
+    _, values = series(runs[1], "local.after.in_local")
+    np.testing.assert_allclose(made.axes[1].lines[1].get_ydata(), 100 * values)
+    assert [line.get_label() for line in made.axes[3].lines] == ["fedavg", "fedntd"]
+    looks = {axes.lines[1].get_color() for axes in made.axes}
+    assert len(looks) == 1, "a method looks alike in all panels"
+    several = [named(run, f"g/{lr}/{run.folder.name}", lr=lr) for run in runs for lr in range(1, 8)]
+    assert len(drawn(curves, several, by_setting=True).axes) == 8
+    with pytest.raises(InputError, match="7 settings do not fit side by side"):
+        curves(several, of, by_setting=True)
+
+
+def test_bars_by_setting_have_a_panel_for_each(runs):
+    axes = drawn(sweep.bars, of_settings(runs), by_setting=True).axes
+    assert [[text.get_text() for text in panel.get_xticklabels()] for panel in axes] == [
+        ["fedavg", "fedntd"],
+        ["fedavg", "fedntd"],
+    ]
+    assert axes[1].patches[1].get_height() == pytest.approx(sweep.number_of(runs[1], "last"))
+
+
+def test_a_scatter_by_round_has_a_point_for_each_round(runs):
+    options = {"x": "local.after.accuracy", "of": "test_accuracy", "by_round": True}
+    points, _ = drawn(sweep.scatter, runs, **options).axes[0].lines[:2]
+    of_clients = dict(zip(*series(runs[0], "local.after.accuracy"), strict=True))
+    assert points.get_xdata() == pytest.approx([100 * of_clients[round] for round in (1, 2, 3, 4)])
+    assert points.get_ydata() == pytest.approx(100 * runs[0].rounds["test_accuracy"][1:])
+
+
+def test_shares_inside_and_outside_of_a_clients_data(runs):
+    """Of FedNTD's eq. 7: (1 - p) / (C - 1)."""
+    shares = partition.shares_of(runs[0])
+    held = read_table(runs[0].folder, "partition").to_pylist()
+    total = sum(row["count"] for row in held if row["client"] == 2)
+    for row in held:
+        if row["client"] == 2:
+            place = runs[0].classes.index(row["class"])
+            assert shares[2, place] == pytest.approx(row["count"] / total)
+    axes = drawn(partition.of_runs, runs[:1], outside=True).axes
+    inside, outside = (panel.collections[0].get_array().reshape(10, -1) for panel in axes[:2])
+    np.testing.assert_allclose(inside, 100 * shares.T)
+    np.testing.assert_allclose(outside, (100 - inside) / 9)
+
+
+def test_a_clients_table_has_its_data_the_model_sent_and_the_models_trained(full):
+    run = read_run(full)
+    (axes,) = drawn(one_client.client, [run]).axes
+    rows = axes.images[0].get_array()
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["data", "sent out", "fedavg"]
+    np.testing.assert_allclose(rows[0], partition.shares_of(run)[0])
+    np.testing.assert_allclose(rows[1], run.class_accuracy[3])
+    np.testing.assert_allclose(rows[2], 0.25)
+    assert axes.figure.get_label().startswith("Client 0 in round 4: ")
+    for options, message in (
+        (
+            {"client": 1, "round": 4},
+            "--client 1 --round 4: .* of the clients 0, 1, 5 in the rounds",
+        ),
+        ({"round": 3}, "no client: .* in the rounds 2, 4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            one_client.client([run], **options)
 
 
 def test_a_number_may_be_of_two(runs):

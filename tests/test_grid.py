@@ -14,8 +14,9 @@ from rayfed.base.errors import InputError, RunFailed, WorkersLost
 from rayfed.cli import main
 from rayfed.data import sources
 from rayfed.folder.found import find_runs, write_order
-from rayfed.grid.cells import Cell, expand
+from rayfed.grid.cells import Cell, expand, matching
 from rayfed.job import read_job
+from rayfed.report.read import read_run
 
 GRID = """
 name = "g"
@@ -371,6 +372,81 @@ def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, m
     ]
 
 
+# A run that comes first
+# ------------------------------------------------------------------------------------------
+
+
+FIRST = 'seeds = [0, 1]\nfirst = { "train.num_rounds" = 2, "data.partition.num_clients" = 3 }'
+
+
+@pytest.fixture
+def staged():
+    """The grid, with a first run of two rounds for each seed."""
+    return tomllib.loads(GRID.replace("seeds = [0, 1]", FIRST))
+
+
+def test_all_runs_of_a_seed_begin_with_the_weights_of_its_first_run(staged):
+    cells = expand(staged, {"output.path": "here"})
+    assert [cell.name for cell in cells[:2]] == ["g/first/seed-0", "g/first/seed-1"]
+    assert len(cells) == 10
+    first = cells[1].job()
+    assert (first.train.num_rounds, first.data.partition.num_clients, first.seed) == (2, 3, 1)
+    assert (cells[1].method, cells[1].after, first.model.adapt.weights) == ("first", "", "")
+    job = cells[-1].job()
+    assert (job.train.num_rounds, job.seed, cells[-1].after) == (1, 1, "g/first/seed-1")
+    weights = "here/g/first/seed-1/checkpoints/round-00002.safetensors"
+    assert job.model.adapt.weights == weights
+    chosen = matching(cells, "two/avg/seed-1", "--only")
+    assert [cell.name for cell in chosen] == ["g/first/seed-1", "g/two/avg/seed-1"]
+
+
+def test_the_second_stage_begins_where_the_first_ended(folder, staged):
+    (folder / "grid.toml").write_text(GRID.replace("seeds = [0, 1]", FIRST))
+    done = rayfed("run", "grid.toml", "--only", "two/avg/seed-0", "-s", "train.lr=0.05")
+    assert done.exit_code == 0, done.output
+    names = [
+        line.split()[2]
+        for line in done.stdout.splitlines()
+        if line.startswith(("run 1/", "run 2/"))
+    ]
+    assert names == ["g/first/seed-0", "g/two/avg/seed-0"]
+    first, second = (read_run(folder / f"runs/g/{name}/seed-0") for name in ("first", "two/avg"))
+    # Round 0 of the second is the last model of the first, on the same test images.
+    assert second.rounds["test_loss"][0] == first.rounds["test_loss"][2]
+    assert second.rounds["test_loss"][0] != first.rounds["test_loss"][0]
+    again = rayfed("run", "grid.toml", "--only", "two/*/seed-0", "-s", "train.lr=0.05")
+    assert again.stdout.startswith("2 of 3 runs done already\n")
+
+
+def test_runs_whose_first_run_fails_are_not_run(folder):
+    lost = GRID.replace("seeds = [0, 1]", FIRST).replace('num_clients" = 3', 'num_clients" = 1000')
+    (folder / "grid.toml").write_text(lost)
+    done = rayfed("run", "grid.toml")
+    assert done.exit_code == 2, done.output
+    assert not (folder / "runs/g/two").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ({"model": "cnn"}, "'g/two/avg/seed-0' has another network than the first run"),
+        ({"name": "x"}, "leave 'name' out"),
+        ({"seed": 3}, "leave 'seed' out"),
+        ({"output.checkpoints": "x"}, "leave output.checkpoints out"),
+        (3, "this is a table of dotted keys"),
+    ],
+)
+def test_a_first_run_that_cannot_be_is_refused(staged, first, message):
+    staged["grid"]["first"] = first
+    with pytest.raises(InputError, match=message):
+        expand(staged)
+
+
+def test_weights_of_their_own_and_of_a_first_run_are_refused(staged):
+    with pytest.raises(InputError, match=r"leave model\.weights out"):
+        expand(staged, {"model.weights": "x.safetensors"})
+
+
 # A paper's table
 # ------------------------------------------------------------------------------------------
 
@@ -434,12 +510,13 @@ def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     # Of a paper alone: its tables.
     for listing in (["p"], ["p", "--list"]):
         shown = rayfed("reproduce", *listing).stdout
-        assert shown.startswith("the papers' tables, to give one of:\n\np/t\n")
+        assert shown.startswith("the papers' tables and figures, to give one of:\n\np/t\n")
         assert "2 methods x 2 settings, 8 runs of 1 round" in shown and "cost not known" in shown
     wrong = rayfed("reproduce", "p/tt")
     assert (
         wrong.exit_code,
-        "'p/tt': there is no such grid in jobs/papers; did you mean 'p/t'?" in wrong.stderr,
+        "'p/tt': there is no such table or figure in jobs/papers; did you mean 'p/t'?"
+        in wrong.stderr,
     ) == (
         2,
         True,

@@ -17,7 +17,7 @@ import rayfed
 from rayfed.grid.cells import expand
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
-GRIDS = sorted(PAPERS.glob("*/*.toml"))
+GRIDS = sorted(path for path in PAPERS.glob("*/*.toml") if path.name != "items.toml")
 RESULTS = sorted(PAPERS.glob("*/results.csv"))
 COLUMNS = ["table", "grid", "setting", "method", "metric", "value", "spread", "stat", "note"]
 
@@ -50,7 +50,7 @@ def test_a_grid_is_complete(path):
     assert job["name"] == f"{path.parent.name}-{path.stem}"
     first = path.read_text().splitlines()[0]
     assert first.startswith(f"# rayfed run {path.relative_to(PAPERS.parents[1])}   (tiny: -s ")
-    assert set(job["grid"]) == {"seeds", "setting", "method"}
+    assert set(job["grid"]) - {"first"} == {"seeds", "setting", "method"}
     assert job["grid"]["seeds"]
     for setting in job["grid"]["setting"]:
         for key, value in setting.items():
@@ -128,7 +128,7 @@ def test_the_index_names_every_file():
     index = (PAPERS / "README.md").read_text()
     assert [
         str(p.relative_to(PAPERS))
-        for p in GRIDS + RESULTS
+        for p in GRIDS + RESULTS + sorted(PAPERS.glob("*/items.toml"))
         if f"`{p.relative_to(PAPERS)}`" not in index
     ] == []
     docs = (PAPERS.parents[1] / "docs/README.md").read_text()
@@ -145,11 +145,11 @@ SINGLE = sorted(
 def test_every_run_is_a_valid_job(path):
     tables = tomllib.loads(path.read_text())
     jobs = [cell.job() for cell in expand(tables)]
-    assert (
-        len({job.name for job in jobs})
-        == len(jobs)
-        == prod(map(len, tables.get("grid", {}).values()))
-    )
+    lists = dict(tables.get("grid", {}))
+    # For each seed there is a run that comes first.
+    first = len(lists["seeds"]) if lists.pop("first", None) else 0
+    number = first + prod(map(len, lists.values()))
+    assert len({job.name for job in jobs}) == len(jobs) == number
     # No run is listed twice under two names.
     assert len({job.hash() for job in jobs}) == len(jobs)
 

@@ -4,38 +4,46 @@ ReLU comes after the pool: it is the same function with the same gradient, on a 
 values.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
+from rayfed.base.values import Ge
 from rayfed.models.classifier import Classifier
 
 
-def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+def cnn(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    second: Annotated[int, Ge(0), "width of a second hidden layer; 0: none"] = 0,
+) -> Classifier:
     """Build two padded 5x5 convolutions and a hidden layer of 512.
 
-    It is the network of McMahan et al. (AISTATS 2017), and of FedNTD and FedLMD. Raises
-    `InputError` for images below 4x4 pixels.
+    It is the network of McMahan et al. (AISTATS 2017), and of FedNTD and FedLMD. FedNTD's Table 2
+    also measures a `second` hidden layer, of 128. Raises `InputError` for images below 4x4 pixels.
     """
     channels, height, width = image_shape
     if min(height, width) < 4:
         raise InputError(
             f"model 'cnn': its two pools need images of 4x4 pixels or more, not {height}x{width}"
         )
-    return Classifier(
-        nn.Sequential(
-            nn.Conv2d(channels, 32, kernel_size=5, padding=2),
-            MaxPool(),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=5, padding=2),
-            MaxPool(),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), 512),
-            nn.ReLU(),
-        ),
-        head=nn.Linear(512, num_classes),
-    )
+    layers = [
+        nn.Conv2d(channels, 32, kernel_size=5, padding=2),
+        MaxPool(),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=5, padding=2),
+        MaxPool(),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+    ]
+    if second:
+        layers += [nn.Linear(512, second), nn.ReLU()]
+    return Classifier(nn.Sequential(*layers), head=nn.Linear(second or 512, num_classes))
 
 
 def lenet(

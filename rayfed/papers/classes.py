@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rayfed.base.errors import InputError
 from rayfed.folder.tables import confusions, matrices, read_table
 from rayfed.measures import metrics
-from rayfed.papers.curves import lines
+from rayfed.papers.curves import Number, lines
 from rayfed.papers.global_model import most_classes
 from rayfed.papers.panels import (
     bar_of,
@@ -35,30 +35,38 @@ def accuracy(
 ) -> Figure:
     """Draw the accuracy of each class by round, as a heat map per run (FedNTD Fig. 2a).
 
-    With `client`, it is that of the model which this client has trained in each measured round
-    (FedSSD Fig. 3). With `normalised`, the accuracies of a round add up to 1 (FedNTD Fig. 10), so
-    that a round's best classes stand out.
+    With `client`, a second heat map is of the model which this client has trained in each measured
+    round (FedSSD Fig. 3). With `normalised`, the accuracies of a round add up to 1 (FedNTD Fig.
+    10), so that a round's best classes stand out.
     """
     shown = single(runs, "a heat map")
-    points = {name: class_accuracy(run, client) for name, run in shown.items()}
+    models = [None] if client is None else [None, client]
+    points = {}
+    for name, run in shown.items():
+        for model in models:
+            title = name if client is None else f"{name}\n{model_name(model)}"
+            points[title] = run, *class_accuracy(run, model)
     unit, top, scale = "accuracy (%)", 100.0, 100.0
     if normalised:
         unit, scale = "share of the accuracies' sum", 1.0
-        points = {name: (rounds, shares(values)) for name, (rounds, values) in points.items()}
-        top = max(float(np.nanmax(values, initial=0.0)) for _, values in points.values())
-    model = "the global model" if client is None else f"client {client}'s model"
+        points = {title: (run, at, shares(known)) for title, (run, at, known) in points.items()}
+        top = max(float(np.nanmax(values, initial=0.0)) for _, _, values in points.values())
     inches = high(most_classes(shown), 1.8, 7.0)
     same_classes = len({run.classes for run in shown.values()}) == 1
-    options = {"sharex": True, "sharey": same_classes, "width": width or wide(len(shown))}
-    caption = f"Accuracy of {model} by class"
-    figure, axes = panels(caption, 1, len(shown), inches + 0.7, **options)
-    for panel, (name, run) in zip(axes.flat, shown.items(), strict=True):
-        rounds, values = points[name]
+    options = {"sharex": True, "sharey": same_classes, "width": width or wide(len(points))}
+    caption = f"Accuracy of {listed([model_name(model) for model in models])} by class"
+    figure, axes = panels(caption, 1, len(points), inches + 0.7, **options)
+    for panel, (title, (run, rounds, values)) in zip(axes.flat, points.items(), strict=True):
         drawn = cells(panel, rounds, scale * values, run.classes, top, inches)
-        panel.set(title=name, xlabel="round")
+        panel.set(title=title, xlabel="round")
     axes[0, 0].set_ylabel("class")
     bar_of(figure, drawn, axes, unit)
     return figure
+
+
+def model_name(client: int | None) -> str:
+    """Return the words for a client's model, or for the global model without a client."""
+    return "the global model" if client is None else f"client {client}'s model"
 
 
 def class_accuracy(run: Run, client: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +110,7 @@ def consistency(runs: Sequence[Run], width: float | None = None) -> Figure:
     over seeds, in a band from the lowest seed to the highest.
     """
     caption = "Cosine similarity of the class accuracies to those of the round before"
-    return lines(runs, similarity, caption, "cosine similarity", width)
+    return lines(runs, [Number(similarity, "cosine similarity")], caption, width)
 
 
 def similarity(run: Run) -> tuple[np.ndarray, np.ndarray]:

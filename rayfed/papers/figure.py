@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,12 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "curves": Kind("curves:curves", "accuracy or another number by round", "", ("of",)),
+    "curves": Kind(
+        "curves:curves",
+        "accuracy or other numbers by round",
+        "FedNTD 7, 11, 13, FedLMD 4, 6, FedCAD 1, FedSSD 7, 8, FedCSD 5, 6",
+        ("of", "by_setting"),
+    ),
     "forgetting": Kind(
         "global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"
     ),
@@ -53,9 +59,12 @@ KINDS = {
         "FedNTD 2c, 15, 16, FedLMD 7 to 9, FedSSD 9, FedCSD 3, 4",
         ("x", "of"),
     ),
-    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5", ("of",)),
+    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5 and 8", ("of", "by_setting")),
     "scatter": Kind(
-        "sweep:scatter", "a number of each run against another one", "FedNTD 8", ("x", "of")
+        "sweep:scatter",
+        "a number of each run or round against another one",
+        "FedNTD 8, FedSSD 2a",
+        ("x", "of", "by_round"),
     ),
     "local": Kind(
         "clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"
@@ -70,7 +79,19 @@ KINDS = {
         "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
     ),
     "confusion": Kind(
-        "global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", ("round",)
+        "global_model:confusion", "confusion matrices of models", "FedSSD 4", ("round",)
+    ),
+    "client": Kind(
+        "one_client:client",
+        "a client's data, and the class accuracies of its models",
+        "FedCAD 2",
+        ("client", "round"),
+    ),
+    "partition": Kind(
+        "partition:of_runs",
+        "labels of the first clients",
+        "FedNTD 3, FedSSD 6",
+        ("outside",),
     ),
     "unevenness": Kind(
         "uneven:unevenness", "last accuracy by how uneven the clients' data are", ""
@@ -90,22 +111,44 @@ KINDS = {
 @click.option(
     "--of",
     metavar="NUMBER",
-    help="The number to draw: a column of rounds.parquet, forgetting.round, a note, ...",
+    help=(
+        "The number to draw: a column of rounds.parquet, forgetting.round, a note, ... Of curves "
+        "several, with commas between."
+    ),
 )
 @click.option(
     "--round",
     type=int,
     help=(
-        "A measured round, of in-out and confusion. If not given: the last; of in-out, up to five "
-        "rounds."
+        "A measured round, of in-out, confusion and client. If not given: the last; of in-out, up "
+        "to five rounds."
     ),
 )
 @click.option(
     "--x", metavar="KEY", help="The axis: of sweep a key of the job, of scatter a number."
 )
-@click.option("--client", type=int, help="Of classes: the model that this client has trained.")
+@click.option(
+    "--client",
+    type=int,
+    help="Of classes: also the model that this client has trained. Of client: its number.",
+)
+@click.option(
+    "--outside",
+    is_flag=True,
+    default=None,
+    help="Of partition: also the distribution outside a client's data.",
+)
 @click.option(
     "--normalised", is_flag=True, default=None, help="Of classes: a round's accuracies add up to 1."
+)
+@click.option(
+    "--by-setting",
+    is_flag=True,
+    default=None,
+    help="Of curves and bars: a panel for each setting; its runs differ in their method alone.",
+)
+@click.option(
+    "--by-round", is_flag=True, default=None, help="Of scatter: a point is a round of a run."
 )
 @label_option
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
@@ -151,13 +194,24 @@ def figure(
         )
     for name in options.keys() - {"width", *KINDS[kind].takes}:
         takers = " and ".join(other for other, of_kind in KINDS.items() if name in of_kind.takes)
-        raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
+        option = name.replace("_", "-")
+        raise InputError(f"--{option}: '{kind}' has no use for it; it is for {takers}")
+    draw(kind, runs, path, dict(labels), **options)
+
+
+def draw(
+    kind: str, runs: Sequence[Path], path: Path, labels: Mapping[str, str], **options: Any
+) -> None:
+    """Draw a kind of figure of runs, and print where it is and what its caption should say.
+
+    `options` are those of the kind, and a `remark` to stand above the figure.
+    """
     import_matplotlib()
     from rayfed.papers.panels import save
     from rayfed.report.runs import labelled, legible, read_runs
 
     module, _, function = KINDS[kind].drawn_by.partition(":")
-    draw = getattr(import_module(f"rayfed.papers.{module}"), function)
+    drawn_by = getattr(import_module(f"rayfed.papers.{module}"), function)
     with busy("drawing"), legible(*runs):
-        caption = save(draw, path, labelled(read_runs(runs), dict(labels)), **options)
+        caption = save(drawn_by, path, labelled(read_runs(runs), labels), **options)
     print(f"figure in {shown(path)}\n{harmless(caption)}")

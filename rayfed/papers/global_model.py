@@ -14,6 +14,7 @@ from rayfed.base.errors import InputError
 from rayfed.folder.tables import confusions, matrices
 from rayfed.measures import metrics
 from rayfed.papers.panels import (
+    ABREAST,
     GLYPH,
     RAMP,
     bar_of,
@@ -37,8 +38,6 @@ from rayfed.report.words import listed
 FEW = 12
 # Most clients that have confusion matrices.
 CLIENTS = 3
-# Most confusion matrices in a row.
-ABREAST = 4
 
 
 def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:

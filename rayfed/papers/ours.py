@@ -12,19 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfed.folder.tables import confusions, matrices
 from rayfed.measures import metrics
 from rayfed.report.forms import DOMAIN
 from rayfed.report.measured import over_clients
 from rayfed.report.read import Run, of_clients
 from rayfed.report.table import accuracies, figures
 
-# Metrics that no run has, and why.
-NOWHERE = {
-    r"alignment_fc128_\w+": (
-        "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart"
-    ),
-    r"local_class_accuracy_\d+": "which client it was is not known",
-}
+# The layer of a `cnn` with a second hidden layer, by its width (FedNTD, Table 2).
+LAYERS = {"512": "features.8", "128": "features.10"}
 
 
 @dataclass(frozen=True)
@@ -52,21 +48,15 @@ def ours(run: Run, number: Theirs, baseline: Run | None, figure: str = "last") -
 
     Where the paper does not say of which round it is, `figure` does.
     """
-    reason = without(number.metric)
-    if reason:
-        return Ours(math.nan, reason)
     for pattern, take in MEASURES.items():
         match = re.fullmatch(pattern, number.metric)
         if match:
             return take(run, number, baseline, number.stat or figure, *match.groups())
-    raise AssertionError("`without` has a reason for every other metric")
+    return Ours(math.nan, without(number.metric))
 
 
 def without(metric: str) -> str:
     """Return why no run has a metric; '' if a run has it."""
-    for pattern, reason in NOWHERE.items():
-        if re.fullmatch(pattern, metric):
-            return reason
     measured = any(re.fullmatch(pattern, metric) for pattern in MEASURES)
     return "" if measured else f"'{metric}' is not a measure of rayfed"
 
@@ -121,26 +111,57 @@ def _not_reached(target: float, round: str) -> Ours:
 
 
 def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
-    """Return a class's accuracy in the round that the paper's note names, or else in the last."""
+    """Return a class's accuracy in the round that the paper's note names, or else in the last.
+
+    A model that the note calls initial is that of round 0.
+    """
     named = re.search(r"after round (\d+)", number.note)
     wanted = int(named[1]) if named else int(run.class_rounds[-1])
+    if "initial model" in number.note:
+        wanted = 0
     place = np.flatnonzero(run.class_rounds == wanted)
     if not len(place) or int(k) >= len(run.classes):
         return Ours(math.nan, f"there is no accuracy of this class after round {wanted}")
     return Ours(100 * float(run.class_accuracy[place[0], int(k)]))
 
 
-def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, model: str) -> Ours:
-    """Return the alignment of the features before the head (FedNTD, Table 2).
+def _local_class_accuracy(
+    run: Run, number: Theirs, baseline: Run | None, stat: str, k: str
+) -> Ours:
+    """Return the accuracy of a class of the model that the first measured client has trained last.
 
-    It is the mean over clients, or that of the global model.
+    It is that of FedCAD, Fig. 2.
+    """
+    table = confusions(run.folder, run.classes)
+    of_clients = table["client"] >= 0
+    if not of_clients.any() or int(k) >= len(run.classes):
+        return Ours(math.nan, 'measure = ["confusion"] records it')
+    round = int(table["round"][of_clients].max())
+    client = int(table["client"][of_clients & (table["round"] == round)].min())
+    matrix = matrices(table, round, len(run.classes))[client]
+    accuracy = 100 * float(metrics.class_accuracy(matrix)[int(k)])
+    return Ours(accuracy, f"client {client} in round {round}")
+
+
+def _alignment(
+    run: Run, number: Theirs, baseline: Run | None, stat: str, width: str, model: str
+) -> Ours:
+    """Return the alignment of a hidden layer (FedNTD, Table 2), whose width is that of a `cnn`.
+
+    It is the mean over clients, or that of the global model. A run that has measured one layer
+    alone has measured that of 512.
     """
     notes = run.notes if model == "local" else run.round_notes
     names = sorted(name for name in notes if name.startswith("drift.alignment"))
-    chosen = names[0] if len(names) == 1 else "drift.alignment"
+    chosen = f"drift.alignment.{LAYERS[width]}"
+    if chosen not in names and width == "512" and len(names) == 1:
+        chosen = names[0]
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
-        text = f'measure = ["drift"], without measure_layers, records the alignment{has}'
+        text = (
+            f'measure = ["drift"] with measure_layers = ["{LAYERS[width]}"] records the alignment '
+            f"of this layer{has}"
+        )
         return Ours(math.nan, text)
     if model == "local":
         return Ours(float(over_clients(of_clients(run.folder, chosen), chosen).mean[-1]))
@@ -181,7 +202,8 @@ MEASURES: dict[str, Callable[..., Ours]] = {
     r"rounds_to_target": _rounds_to_target,
     r"speed_up": _speed_up,
     r"class_accuracy_(\d+)": _class_accuracy,
-    r"alignment_fc512_(local|global)": _alignment,
+    r"local_class_accuracy_(\d+)": _local_class_accuracy,
+    r"alignment_fc(512|128)_(local|global)": _alignment,
     r"test_accuracy_(\w+)": _domain,
     r"personalised_accuracy": _personalised,
 }

@@ -16,7 +16,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.base.errors import InputError
-from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
+from rayfed.papers.style import (
+    COLOURS,
+    LETTERS,
+    LONGEST_NAME,
+    METADATA,
+    NAMED,
+    STYLE,
+    WARNING,
+    WIDTH,
+)
 from rayfed.report.read import Group, Run, grouped, shorten
 
 # With the six colours, these make 42 looks.
@@ -26,6 +35,8 @@ LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 FEW_LINES = 4
 # Most panels side by side.
 MOST_PANELS = 6
+# Most panels in a row of several rows.
+ABREAST = 4
 # Inches that a panel needs for its title.
 NARROWEST = 2.3
 # The average width of a letter in inches.
@@ -40,18 +51,23 @@ RAMP = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}
 
 
-def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> str:
+def save(
+    draw: Callable[..., Figure], path: Path, *args: Any, remark: str = "", **kwargs: Any
+) -> str:
     """Draw a figure, write it as SVG, PNG or PDF, by the path's suffix, and return its caption.
 
-    Names stay text in SVG. If the font lacks a letter of a name, PNG and PDF show a box. Nothing is
-    written if the figure cannot be drawn. Raises `InputError` if it cannot be written, or if it is
-    too narrow.
+    A `remark` stands above the figure. Names stay text in SVG. If the font lacks a letter of a
+    name, PNG and PDF show a box. Nothing is written if the figure cannot be drawn. Raises
+    `InputError` if it cannot be written, or if it is too narrow.
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         warnings.filterwarnings("error", "constrained_layout not applied")
         figure = draw(*args, **kwargs)
+        if remark:
+            figure.set_figheight(figure.get_figheight() + 0.3)
+            figure.suptitle(remark, x=0.01, ha="left", fontsize="small", color=WARNING)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))

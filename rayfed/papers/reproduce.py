@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -29,6 +29,8 @@ from rayfed.report.forms import KEYS
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
+    from rayfed.job import Job
+    from rayfed.papers.items import Declared
 
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
@@ -39,11 +41,11 @@ OF_TEXT = (
 )
 
 
-def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the papers' tables that complete what a user has typed."""
-    from rayfed.papers.tables import grids
+def complete_item(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the papers' tables and figures that complete what a user has typed."""
+    from rayfed.papers.items import items
 
-    return starting(incomplete, list(grids()))
+    return starting(incomplete, list(items()))
 
 
 @click.command()
@@ -181,7 +183,7 @@ def print_paper(runs: Iterable[Path], name: str, form: str = "text", figure: str
     print_sheet(sheet(read_runs(runs), paper, figure), form)
 
 
-def show_beside(table: str, cells: list[Cell]) -> None:
+def show_beside(declared: Declared, cells: list[Cell]) -> None:
     """Print a paper's table next to the finished cells.
 
     If the paper has no number for them, only the table of the cells is printed.
@@ -190,39 +192,93 @@ def show_beside(table: str, cells: list[Cell]) -> None:
     from rayfed.folder.places import folder_of
     from rayfed.papers.tables import plain, read_paper
 
-    paper = read_paper(table)
-    if not any(paper.numbers.get(plain(cell.name)) for cell in cells):
+    paper = read_paper(declared.table)
+    # The numbers of a table say nothing about runs that a figure changes.
+    is_other = bool(declared.item.figure and declared.runs.set)
+    if is_other or not any(paper.numbers.get(plain(cell.name)) for cell in cells):
         show_results(cells)
-        print(f"\nresults.csv has no number for {'this run' if len(cells) == 1 else 'these runs'}")
+        if not declared.item.figure:
+            runs = "this run" if len(cells) == 1 else "these runs"
+            print(f"\nresults.csv has no number for {runs}")
         return
     done = finished(cells)
     if done:
         print()
-        print_paper(map(folder_of, done), table)
+        print_paper(map(folder_of, done), declared.table)
 
 
-def list_tables(names: Iterable[str]) -> None:
-    """Print what each of these tables shows, and what it costs."""
-    from rayfed.grid.cells import expand
-    from rayfed.job import read_toml
-    from rayfed.papers.cost import HOW, cost_of, shows
-    from rayfed.papers.tables import grid_of
+def list_items(declared: Mapping[str, Declared]) -> None:
+    """Print what each of these tables and figures shows, and what it costs."""
+    from rayfed.papers.cost import HOW, cost_of
 
-    print("the papers' tables, to give one of:")
-    for name in names:
-        file = grid_of(name)
-        print(f"\n{name}\n    {shows(file)}\n    {cost_of(expand(read_toml(file))).in_words()}")
+    print("the papers' tables and figures, to give one of:")
+    for name, of_paper in declared.items():
+        print(f"\n{name}\n    {of_paper.item.shows}\n    {cost_of(of_paper.cells()).in_words()}")
     print(f"\n({HOW})")
 
 
+def list_runs(cells: Sequence[Cell], jobs: Sequence[Job]) -> None:
+    """Print the names of runs, and what they cost to standard error."""
+    from rayfed.papers.cost import HOW, cost_of
+
+    print(f"{cost_of(cells).in_words()}\n({HOW})", file=sys.stderr)
+    print("\n".join(job.name for job in jobs))
+
+
+def draw_item(declared: Declared, jobs: Sequence[Job], path: Path, remark: str) -> None:
+    """Draw a figure of a paper from its runs, which are done."""
+    from rayfed.folder.places import folder_of
+    from rayfed.papers.figure import draw
+
+    folders = list(map(folder_of, jobs))
+    draw(declared.item.figure, folders, path, {}, remark=remark, **declared.item.options)
+
+
+def remark_of(declared: Declared, small: bool, overrides: Mapping[str, Any]) -> str:
+    """Return what must stand above a figure that is not of the paper's protocol; '' if it is."""
+    from rayfed.papers.items import told_changes
+
+    changes = told_changes(overrides)
+    parts = ["small variant"] if small else []
+    if changes:
+        parts.append(f"changed: {changes}")
+    return f"{declared.name}, not as in the paper: {'; '.join(parts)}" if parts else ""
+
+
+def picture_of(declared: Declared, output: Path | None, small: bool) -> Path:
+    """Return the path of an item's picture.
+
+    Raises `InputError` for a table, and for a file that is no picture.
+    """
+    from rayfed.papers.style import PICTURES
+
+    if output and not declared.item.figure:
+        raise InputError(
+            f"--output: {declared.name} is a table, which is printed; `rayfed table RUN... --paper "
+            f"{declared.table} -o FILE` writes it"
+        )
+    end = "-small" if small else ""
+    path = output or Path(f"{declared.name.replace('/', '-')}{end}.svg")
+    if path.suffix not in PICTURES:
+        raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
+    return path
+
+
 @click.command()
-@click.argument("table", required=False, metavar="[PAPER[/TABLE]]", shell_complete=complete_paper)
+@click.argument("item", required=False, metavar="[PAPER[/ITEM]]", shell_complete=complete_item)
 @set_option
 @click.option(
     "--rows",
     metavar="PATTERN",
     default="*",
     help="The runs whose names match: 'cifar10-shards-2/*'.",
+)
+@click.option("--small", is_flag=True, help="A small variant, which takes minutes.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The picture of a figure: .svg, .png or .pdf; PAPER-ITEM.svg here.",
 )
 @click.option(
     "--force", is_flag=True, help="Begin the runs again, in place of their earlier results."
@@ -231,45 +287,56 @@ def list_tables(names: Iterable[str]) -> None:
 @trust_option
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
 def reproduce(
-    table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool
+    item: str | None,
+    overrides: Overrides,
+    rows: str,
+    small: bool,
+    output: Path | None,
+    force: bool,
+    other_bits: bool,
+    listed: bool,
 ) -> None:
-    """Run what a paper's table needs, and print it.
+    """Run what a paper's table or figure needs, and show it.
 
-    It prints our numbers next to the paper's. Without a name, or with a paper's name alone, it
-    lists the tables: what each shows, its runs, its data and a rough cost. A table is a grid in
-    jobs/papers, in the paper's protocol. It has up to hundreds of runs at full size, so see --list,
-    and choose with --rows. Runs that are done are not run again, and runs that were begun continue.
-    So you can stop the command and give it again. Below the table stands what -s changes in the
-    protocol.
+    A table is printed next to the paper's numbers, a figure is drawn. Without a name, or with a
+    paper's name alone, it lists the tables and figures: what each shows, its runs, its data and a
+    rough cost. The runs are those of a grid in jobs/papers, in the paper's protocol. There are up
+    to hundreds at full size, so see --list, and choose with --rows. Runs that are done are not run
+    again, and runs that were begun continue. So you can stop the command and give it again. Below
+    the table, or in the picture, stands what -s changes in the protocol.
 
     \b
     Examples:
       rayfed reproduce fedntd
+      rayfed reproduce fedntd/fig2a --small
       rayfed reproduce fedntd/table1 --list
       rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
       rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' \\
         -s name=try -s 'grid.seeds=[0]' -s train.num_rounds=2
     """
-    with busy(f"reading {table}"):
-        from rayfed.grid.cells import expand, matching
-        from rayfed.job import read_toml
-        from rayfed.papers.tables import grid_of, grids
+    with busy(f"reading {item}"):
+        from rayfed.papers.items import item_of, items
 
-        of_paper = [name for name in grids() if table is None or name.startswith(f"{table}/")]
-        if table is None or of_paper:
-            list_tables(of_paper)
+        known = items()
+        of_paper = {name: of for name, of in known.items() if name.startswith(f"{item}/")}
+        if item is None or of_paper:
+            list_items(of_paper or known)
             return
-        chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
+        declared = item_of(item)
+        path = picture_of(declared, output, small)
+        chosen = declared.cells(dict(overrides), small, rows)
         jobs = [cell.job() for cell in chosen]
     if listed:
-        from rayfed.papers.cost import HOW, cost_of
-
-        print(f"{cost_of(chosen).in_words()}\n({HOW})", file=sys.stderr)
-        print("\n".join(job.name for job in jobs))
+        list_runs(chosen, jobs)
         return
     from rayfed.cli.grid import run_grid
 
     def show(cells: list[Cell]) -> None:
-        show_beside(table, cells)
+        show_beside(declared, cells)
 
     run_grid(chosen, jobs, force, other_bits, show)
+    if declared.item.figure:
+        # Runs that others begin with are not in the figure.
+        before = {cell.after for cell in chosen}
+        shown = [job for job in jobs if job.name not in before]
+        draw_item(declared, shown, path, remark_of(declared, small, dict(overrides)))

@@ -18,6 +18,8 @@ from rayfed.report.words import Stat, spread, stat_text
 
 # The method from which papers count rounds to a target, and speed-ups.
 BASELINE = "fedavg"
+# The file of a paper that says which tables and figures it has. The other files are grids.
+ITEMS = "items.toml"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def grids() -> dict[str, Path]:
     return {
         str(file.relative_to(folder).with_suffix("")): file
         for file in sorted(folder.glob("*/*.toml"))
+        if file.name != ITEMS
     }
 
 

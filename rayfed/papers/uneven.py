@@ -86,8 +86,18 @@ def common_name(settings: Sequence[Row]) -> str:
 
     For `dirichlet-0.1/fedavg` and `dirichlet-1/fedavg`, this is `fedavg`.
     """
-    steps = [row.name.split("/") for row in settings]
+    shared = shared_steps([row.name for row in settings])
+    return shortened(shared) if shared else listed(row.name for row in settings)
+
+
+def shared_steps(names: Sequence[str]) -> str:
+    """Return the steps that all names have; '' if there are none.
+
+    >>> shared_steps(["dirichlet-0.1/fedavg", "dirichlet-1/fedavg"]), shared_steps(["a", "b"])
+    ('fedavg', '')
+    """
+    steps = [name.split("/") for name in names]
     shared = steps[0]
     for other in steps[1:]:
         shared = [step for step in shared if step in other]
-    return shortened("/".join(shared)) if shared else listed(row.name for row in settings)
+    return "/".join(shared)

@@ -209,7 +209,7 @@ def test_reproduce_without_a_table_lists_them(folder, rayfed):
     assert listed.exit_code == 0 and "\nfedntd/table1\n" in listed.stdout
     (entry,) = [each for each in listed.stdout.split("\n\n") if each.startswith("fedntd/table1\n")]
     _, shows, takes = entry.splitlines()
-    assert shows.strip().startswith("FedNTD (Lee et al., NeurIPS 2022), Table 1")
+    assert shows.strip().startswith("Table 1: accuracy and forgetting of seven methods")
     assert re.search(
         r"7 methods x 14 settings, 294 runs of 200 rounds; .*mnist.*; about [\d,]+", takes
     )
