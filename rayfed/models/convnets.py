@@ -1,4 +1,4 @@
-"""The two small convolutional networks that most papers on federated learning train.
+"""The two small convolutional networks that most papers train, and one whose features are drawn.
 
 ReLU comes after the pool: it is the same function with the same gradient, on a quarter of the
 values.
@@ -46,6 +46,17 @@ def cnn(
     return Classifier(nn.Sequential(*layers), head=nn.Linear(second or 512, num_classes))
 
 
+def circle(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+    """Build the network of `cnn`, with features in the plane that have the length 1.
+
+    It is for FedNTD's Fig. 18. Raises `InputError` for images below 4x4 pixels.
+    """
+    model = cnn(image_shape=image_shape, num_classes=num_classes)
+    assert isinstance(model.features, nn.Sequential)
+    features = nn.Sequential(*model.features, nn.Linear(512, 2), UnitLength())
+    return Classifier(features, head=nn.Linear(2, num_classes))
+
+
 def lenet(
     *, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False
 ) -> Classifier:
@@ -74,6 +85,14 @@ def lenet(
         layers.append(nn.Linear(width, hidden))
         layers.append(nn.ReLU())
     return Classifier(nn.Sequential(*layers), head=nn.Linear(84, num_classes))
+
+
+class UnitLength(nn.Module):
+    """Divide features by their length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take features (B, D) to features of length 1."""
+        return nn.functional.normalize(x, dim=1)
 
 
 class MaxPool(nn.MaxPool2d):

@@ -12,7 +12,7 @@ from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, ta
 
 # Each module of this package has the models of these names; each is a function.
 HOMES = {
-    "convnets": ("cnn", "lenet"),
+    "convnets": ("cnn", "lenet", "circle"),
     "resnet": ("resnet8", "resnet10", "resnet18", "resnet50", "resnet56"),
     "vision": ("mobilenet", "alexnet"),
     "dense": ("text", "mlp"),

@@ -59,6 +59,7 @@ def digest(model):
         ("cnn", CIFAR, 2_156_490),
         ("cnn", MNIST, 1_663_370),
         ("lenet", CIFAR, 62_006),
+        ("circle", MNIST, 1_659_296),
         ("resnet8", CIFAR, 78_042),
         ("resnet10", CIFAR, 4_903_242),
         ("resnet18", CIFAR, 11_173_962),
@@ -78,7 +79,7 @@ OF_IMAGES = [
     name for name, build in MODELS.items() if "image_shape" in inspect.signature(build).parameters
 ]
 RESNETS = {"resnet8": 64, "resnet10": 512, "resnet18": 512, "resnet50": 2048, "resnet56": 64}
-WIDTHS = {"cnn": 512, "lenet": 84, **RESNETS, "mobilenet": 1280, "alexnet": 4096}
+WIDTHS = {"cnn": 512, "lenet": 84, "circle": 2, **RESNETS, "mobilenet": 1280, "alexnet": 4096}
 
 
 @pytest.mark.parametrize("image_shape", [CIFAR, MNIST])
