@@ -174,7 +174,7 @@ def round_before(setup: Setup, folders: Folders, round: int, executor: Executor)
     else:
         previous = engine.initial(setup)
     if previous.round < round - 1:
-        log.info("playing rounds %d to %d again", previous.round + 1, round - 1)
+        log.info("playing again what follows round %d, up to round %d", previous.round, round - 1)
     while previous.round < round - 1:
         # No later round depends on an evaluation.
         opening, replies = engine.begin_round(setup, executor, previous)

@@ -356,8 +356,12 @@ def test_a_confusion_matrix_is_that_of_the_table(full):
     assert bold == {row["class"] for row in partition if row["client"] == 0}
 
 
+# The others need models: test_model_figures.py.
+OF_TABLES = [name for name, kind in KINDS.items() if "images" not in kind.takes]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_TABLES)
 def test_names_are_text_in_every_figure(kind, full, tmp_path):
     """Of a class and a run, in SVG, and in PNG where the font has not every letter."""
     run = read_run(full)

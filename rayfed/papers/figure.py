@@ -93,6 +93,36 @@ KINDS = {
         "FedNTD 3, FedSSD 6",
         ("outside",),
     ),
+    "t-sne": Kind(
+        "embedding:t_sne",
+        "t-SNE of test features of the global and local models",
+        "FedNTD 19 to 21, FedCSD 7",
+        ("round", "clients", "images"),
+    ),
+    "neurons": Kind(
+        "neurons:neurons",
+        "the class that each neuron prefers, in the global and local models",
+        "FedNTD 17",
+        ("round", "clients", "images"),
+    ),
+    "noise": Kind(
+        "loss_space:noise",
+        "change of the loss under noise on the weights",
+        "FedNTD 14a",
+        ("round", "images"),
+    ),
+    "landscape": Kind(
+        "loss_space:landscape",
+        "loss along two eigenvectors of its Hessian",
+        "FedNTD 14b",
+        ("round", "images", "grid"),
+    ),
+    "circle": Kind(
+        "circle:circle",
+        "density of two-dimensional features of length 1",
+        "FedNTD 18",
+        ("round", "clients", "images"),
+    ),
     "unevenness": Kind(
         "uneven:unevenness", "last accuracy by how uneven the clients' data are", ""
     ),
@@ -120,8 +150,8 @@ KINDS = {
     "--round",
     type=int,
     help=(
-        "A measured round, of in-out, confusion and client. If not given: the last; of in-out, up "
-        "to five rounds."
+        "A measured round, of in-out, confusion and client; any round, of figures of models. If "
+        "not given: the last; of in-out, up to five rounds."
     ),
 )
 @click.option(
@@ -137,6 +167,19 @@ KINDS = {
     is_flag=True,
     default=None,
     help="Of partition: also the distribution outside a client's data.",
+)
+@click.option(
+    "--clients",
+    metavar="0,1,...",
+    help="Of t-sne, neurons and circle: the clients whose local models are drawn, or none.",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(1),
+    help="Of figures of models: how many test images.",
+)
+@click.option(
+    "--grid", type=click.IntRange(2), help="Of landscape: how many points along each eigenvector."
 )
 @click.option(
     "--normalised", is_flag=True, default=None, help="Of classes: a round's accuracies add up to 1."

@@ -99,7 +99,7 @@ def replaying(run: str | Path, method: Method | None = None) -> Iterator[Again]:
         if job is None:
             raise InputError(f"'{run}' is not the folder of a run")
         # Measures take time, and change nothing.
-        setup = open_setup(replace(job, measure=[]))
+        setup = open_setup(replace(job, measure=[], measure_layers=[]))
         with open_executor(setup, on_ray=False) as workers:
             yield Again(Folders.of(job), setup, workers)
 
