@@ -204,7 +204,7 @@ def _write_method(method: Any) -> Any:
     return _registry("write_method", method)
 
 
-METHOD = Form(_read_method, _write_method, "fedavg")
+METHOD = Form(_read_method, _write_method, "fedavg", imports_torch=True)
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,6 @@ def test_mistakes_of_all_tables_are_told_in_one_message():
         "data": {"sorce": "a"},
         "train": {"num_round": 3, "lr": -1},
         "ray": {"seed": 1},
-        "method": {"name": "fedntd", "toa": 3},
     }
     with pytest.raises(InputError) as refused:
         read_job(wrong)
@@ -414,8 +413,18 @@ def test_mistakes_of_all_tables_are_told_in_one_message():
         "train: unknown key 'num_round'; did you mean 'train.num_rounds'?",
         "train.lr = -1: give more than 0",
         "ray: unknown key 'seed'; it stands at the top of a job, not in ray",
-        "method fedntd: unknown key 'toa'; did you mean 'tau'?",
     ]
+
+
+def test_a_mistake_of_the_method_is_told_once_the_tables_are_right():
+    """To read a method takes seconds, and mistakes of the tables are known at once."""
+    method = {"name": "fedntd", "toa": 3}
+    with pytest.raises(InputError) as refused:
+        read_job({"name": "mine", "method": method, "train": {"num_round": 3}})
+    assert str(refused.value).startswith("train: unknown key 'num_round'")
+    with pytest.raises(InputError) as refused:
+        read_job({"name": "mine", "method": method})
+    assert str(refused.value).startswith("method fedntd: unknown key 'toa'")
 
 
 def test_mistakes_of_a_table_of_a_table_are_told_with_those_of_others():

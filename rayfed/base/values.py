@@ -112,6 +112,8 @@ class Form:
     default: str = ""
     # If the field is a table with a `name`: the known classes by name.
     kinds: Mapping[str, type] | None = field(default=None, hash=False)
+    # To read it imports torch, which takes seconds.
+    imports_torch: bool = False
 
 
 class PathMark:
@@ -154,6 +156,10 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     names.sort(key=lambda name: _mark(maker, name, Form) is not None)
     arguments: dict[str, Any] = {}
     for name in names:
+        form = _mark(maker, name, Form)
+        # The mistakes that are known already should be told at once.
+        if mistakes and form is not None and form.imports_torch:
+            continue
         try:
             value = _read(maker, name, values[name], _join(where, name))
             arguments |= _validated(maker, {name: value}, where)
