@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "InputError",
     "Job",
+    "LocalModels",
     "Observer",
     "Result",
     "compose",
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from rayfed.experiment import own_models, replay
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
-    from rayfed.report.models import local_models
+    from rayfed.report.models import LocalModels, local_models
     from rayfed.report.result import Result
     from rayfed.report.runs import read_rounds
     from rayfed.rounds.observer import Observer
@@ -50,7 +51,7 @@ else:
         "experiment": ["own_models", "replay"],
         "job": ["Job", "read_job"],
         "methods": ["compose", "switch"],
-        "report.models": ["local_models"],
+        "report.models": ["LocalModels", "local_models"],
         "report.result": ["Result"],
         "report.runs": ["read_rounds"],
         "rounds.observer": ["Observer"],
