@@ -56,7 +56,8 @@ def test_the_wheel_has_every_room_and_every_file_of_the_jobs():
         ".".join(file.parent.relative_to(ROOT).parts)
         for file in (ROOT / "rayfed").glob("*/**/__init__.py")
     }
-    assert {*setuptools["packages"]} == {"rayfed", "rayfed.examples"} | rooms
+    others = {"rayfed", "rayfed.examples", "rayfed.kubernetes"}
+    assert {*setuptools["packages"]} == others | rooms
     jobs, patterns = (
         ROOT / setuptools["package-dir"]["rayfed.examples"],
         setuptools["package-data"]["rayfed.examples"],
@@ -71,7 +72,7 @@ def test_the_wheel_has_every_room_and_every_file_of_the_jobs():
     ours = [
         file
         for file in (ROOT / "rayfed").rglob("*")
-        if not {*file.parts} & {"__pycache__", "examples"}
+        if not {*file.parts} & {"__pycache__", "examples", "kubernetes"}
     ]
     code, parts = (
         {file for file in ours if file.suffix == ".py"},
