@@ -27,6 +27,7 @@ from rayfed.folder.tables import read_table
 from rayfed.papers import (
     classes,
     clients,
+    epochs,
     global_model,
     one_client,
     partition,
@@ -59,7 +60,7 @@ def folders(tmp_path_factory):
         "train": {"num_rounds": 4, "clients_per_round": 3, "local_steps": 4, "lr": 0.05},
         "ray": {"mode": "off"},
         "output": {"path": str(path)},
-        "measure": ["local", "drift"],
+        "measure": ["local", "epochs", "drift"],
         "measure_images": 200,
     }
     return [rayfed.run({**job, "name": name, "method": name}).path for name in ("fedavg", "fedntd")]
@@ -405,7 +406,7 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     if kind in ("forgetting", "confusion", "classes", "counts", "client", "partition"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
-        small = ("confusion", "curves", "consistency", "sweep", "scatter", "bars", "client")
+        small = ("confusion", "epochs", "curves", "consistency", "sweep", "scatter", "bars", "client")
         assert picture.width >= (400 if kind in small else 1350)
     wide = figure(kind, *drawn_runs, *options, "--width", 7, "-o", tmp_path / "b.svg")
     assert ElementTree.parse(tmp_path / "b.svg").getroot().get("width") == f"{7 * 72}pt"
@@ -567,7 +568,69 @@ def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+def noted_by_epoch(folder, name, by_client):
+    """The run of a folder, in whose round 3 clients have these numbers by epoch."""
+    rows = pq.read_table(folder / "clients.parquet")
+    changed = []
+    for row in rows.to_pylist():
+        notes = dict(row["notes"])
+        if row["round"] == 3 and by_client:
+            notes = {
+                f"epochs.{epoch}.{key}": value
+                for epoch, numbers in by_client.pop(0).items()
+                for key, value in numbers.items()
+            }
+        changed.append({**row, "notes": list(notes.items())})
+    write(folder / "clients.parquet", pa.Table.from_pylist(changed, rows.schema))
+    return replace(read_run(folder), label=name)
+
+
+def test_curves_by_epoch_are_the_means_of_a_rounds_clients(copy):
+    """A client with a longer last epoch has points of its own."""
+
+    def of(share, distance):
+        return {"accuracy": 0.5, "in_local": share, "out_local": 1 - share, "logit_kl": distance}
+
+    by_client = [
+        {"0": of(0.25, 0.0), "1": of(0.5, 1.0), "2": of(0.75, 3.0)},
+        {"0": of(0.75, 0.0), "1": of(1.0, 2.0), "2.5": of(1.0, 4.0)},
+        {},
+    ]
+    run = noted_by_epoch(copy, "fedavg", by_client)
+    own, others = drawn(epochs.epochs, [run], round=3).axes
+    assert own.lines[0].get_xdata().tolist() == [0, 1, 2, 2.5]
+    assert own.lines[0].get_ydata().tolist() == [50, 75, 75, 100]
+    assert others.lines[0].get_ydata().tolist() == [50, 25, 25, 0]
+    (panel,) = drawn(epochs.epochs, [run], of="logit_kl", round=3).axes
+    assert panel.lines[0].get_ydata().tolist() == [0, 1.5, 3, 4]
+    assert panel.get_ylabel() == "logit distance (KL)"
+    caption = drawn(epochs.epochs, [run], round=3).get_label()
+    assert "in round 3: mean and standard deviation of n = 1 to 2 clients on 200" in caption
+
+
+def test_a_figure_by_epoch_takes_the_last_measured_round_and_all_seeds(runs):
+    for of_runs in ([runs[0]], seeds(runs[0], runs[0])):
+        (panel,) = drawn(epochs.epochs, of_runs, of="divergence").axes
+        numbers = of_clients(runs[0].folder, "drift.divergence")
+        last = numbers["drift.divergence"][numbers["round"] == 4]
+        assert panel.lines[0].get_ydata()[0] == 0
+        assert panel.lines[0].get_ydata()[-1] == pytest.approx(last.mean())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"of": "logit_kll"}, "did you mean 'logit_kl'"),
+        ({"round": 9}, "were measured in the rounds 1, 2, 3, 4"),
+    ],
+)
+def test_what_no_epoch_has_is_refused(options, words, runs):
+    with pytest.raises(InputError, match=words):
+        epochs.epochs(runs, **options)
+
+
 WITHOUT_NUMBERS = {
+    "epochs": "`rayfed replay` and `rayfed verify` cannot add these numbers",
     "forgetting": "has no two evaluated rounds after round 0",
     "local": """has no numbers of the measure 'local': put measure = ["local"] into its job, and run it again""",
     "confusion": "into its job, and run it again with --force or, as a grid too, under another name",

@@ -91,10 +91,16 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
     I).
     """
     for when, seen in (("before", before), ("after", after)):
-        by_class = metrics.class_accuracy(seen.confusion)
-        yield f"{when}.accuracy", metrics.accuracy(seen.confusion)
-        yield f"{when}.in_local", metrics.in_local_accuracy(by_class, p)
-        yield f"{when}.out_local", metrics.out_local_accuracy(by_class, p)
+        for key, accuracy in accuracies(seen, p):
+            yield f"{when}.{key}", accuracy
+
+
+def accuracies(seen: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield a model's accuracies: plain, in-local and out-local, for a client's labels `p` (C,)."""
+    by_class = metrics.class_accuracy(seen.confusion)
+    yield "accuracy", metrics.accuracy(seen.confusion)
+    yield "in_local", metrics.in_local_accuracy(by_class, p)
+    yield "out_local", metrics.out_local_accuracy(by_class, p)
 
 
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
@@ -106,19 +112,34 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
     FedNTD section 5 (Fig. 8, Table 2), FedCSD Fig. 1b.
     """
-    by_layer = _moves(before, after)
-    all_moves: list[float] = []
-    for moves in by_layer.values():
-        all_moves.extend(moves)
-    yield "divergence", metrics.length(np.array(all_moves))
-    for layer, moves in by_layer.items():
+    for layer, moves in _moves(before, after).items():
         yield f"divergence.{layer}", metrics.length(np.array(moves))
     by_class = metrics.class_accuracy(before.confusion)
     yield "distribution_distance", metrics.distribution_distance(by_class, p)
+    yield from distances(before, after)
+    yield from aligned(before.activations, after.activations)
+
+
+def distances(before: Seen, after: Seen) -> Iterator[tuple[str, float]]:
+    """Yield the distances of two models: of all parameters, of logits and of features."""
+    all_moves: list[float] = []
+    for moves in _moves(before, after).values():
+        all_moves.extend(moves)
+    yield "divergence", metrics.length(np.array(all_moves))
+    yield "divergence_l1", _distance_l1(before, after)
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
+    yield "logit_kl", metrics.logit_kl(before.logits, after.logits)
     if before.features is not None and after.features is not None:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)
-    yield from aligned(before.activations, after.activations)
+
+
+def epoch(start: Seen, now: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield a model's accuracies in its training, and its distances to the model at the start.
+
+    FedNTD Fig. 6, FedCSD Fig. 1a and 1b.
+    """
+    yield from accuracies(now, p)
+    yield from distances(start, now)
 
 
 def _moves(before: Seen, after: Seen) -> dict[str, list[float]]:
@@ -129,6 +150,15 @@ def _moves(before: Seen, after: Seen) -> dict[str, list[float]]:
         move = metrics.weight_divergence(_flat(parameter), _flat(after.parameters[name]))
         by_layer.setdefault(layer, []).append(move)
     return by_layer
+
+
+def _distance_l1(before: Seen, after: Seen) -> float:
+    """Return the distance of two models' parameters in the L1 norm."""
+    distance = 0.0
+    for name, parameter in before.parameters.items():
+        values, local_values = _flat(parameter), _flat(after.parameters[name])
+        distance += metrics.weight_divergence_l1(values, local_values)
+    return distance
 
 
 def _flat(parameter: Tensor) -> np.ndarray:
@@ -151,5 +181,6 @@ def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, floa
         yield f"dead{suffix}", metrics.dead(*preferences)
 
 
-# The measure `confusion` is not here, because it notes no numbers.
+# The measures that compare a client's model before its training with its model after it. The
+# measure `confusion` is not here, because it notes no numbers.
 MEASURES: dict[str, Measure] = {"local": local, "drift": drift}

@@ -207,6 +207,15 @@ def weight_divergence(weights: Array, local: Array) -> float:
     return length(_float64(local) - _float64(weights))
 
 
+def weight_divergence_l1(weights: Array, local: Array) -> float:
+    """Return the same distance in the L1 norm, as FedNTD's table of notation (Table 3) has it.
+
+    >>> weight_divergence_l1(np.array([1.0, 1.0]), np.array([4.0, -3.0]))
+    7.0
+    """
+    return float(np.abs(_float64(local) - _float64(weights)).sum())
+
+
 def length(vector: Array) -> float:
     """Return the L2 norm of a vector (P,).
 
@@ -275,6 +284,26 @@ def feature_distance(features: Array, local_features: Array) -> float:
     """
     moves = _float64(local_features) - _float64(features)
     return float(np.linalg.norm(moves, axis=1).mean())
+
+
+def logit_kl(logits: Array, local_logits: Array) -> float:
+    """Return the KL divergence of a client's softmax from the global model's, over N samples.
+
+    FedCSD Fig. 1a. Both logits are (N, C). The divergence is `sum_c p_c log(p_c / q_c)`, with `p`
+    of the global model, averaged over the samples. FedCSD prints neither the direction nor a
+    temperature: this is the direction of its distillation, without a temperature.
+
+    >>> logit_kl(np.array([[0.0, 0.0]]), np.log([[0.25, 0.75]])).__round__(6)
+    0.143841
+    """
+    known, learnt = _log_softmax(logits), _log_softmax(local_logits)
+    return float((np.exp(known) * (known - learnt)).sum(axis=1).mean())
+
+
+def _log_softmax(logits: Array) -> NDArray[np.float64]:
+    """Return the logarithms of the probabilities (N, C) of logits."""
+    shifted = _float64(logits) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def class_sums(outputs: Array, labels: Array, num_classes: int) -> NDArray[np.float64]:

@@ -276,7 +276,7 @@ class ClientView(View):
 
 
 # The names of terms and measures begin with these words.
-RESERVED = ("loss.", "local.", "drift.")
+RESERVED = ("loss.", "local.", "epochs.", "drift.")
 
 
 class Notes:

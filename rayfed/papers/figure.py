@@ -75,6 +75,12 @@ KINDS = {
         "FedNTD 4",
         ("round",),
     ),
+    "epochs": Kind(
+        "epochs:epochs",
+        "the same, or a distance, by local epoch",
+        "FedNTD 6, FedCSD 1a and 1b",
+        ("of", "round"),
+    ),
     "divergence": Kind(
         "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
     ),

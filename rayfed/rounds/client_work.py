@@ -30,6 +30,7 @@ from rayfed.methods.registry import describe
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
 from rayfed.rounds import measuring
+from rayfed.rounds.by_epoch import ByEpoch
 from rayfed.rounds.evaluation import evaluating, see_sample
 from rayfed.rounds.messages import Broadcast, ClientReply
 from rayfed.rounds.round import ClientRow
@@ -105,11 +106,9 @@ class RoundContext:
         `before` and `after` its training, it had these weights and this memory. Return notes, and
         the confusion (C, C) of the client's model, if it is asked for.
         """
-        names = self.setup.job.measures(client.round)
-        chosen = self.setup.measured_clients
-        if not names or (chosen and client.id not in chosen):
+        names = self._names_of(client)
+        if not names:
             return {}, None
-        label_shares = client.label_counts.cpu().numpy() / client.num_examples
         with evaluating(self.setup):
             own_models = before_and_after(parts, before, after)
             first = self._seen_once(client.weights) if own else self._seen_global
@@ -117,7 +116,21 @@ class RoundContext:
             of_own = trained
             if own_models:
                 of_own = self._seen_once(own_models[0]), self._seen_once(own_models[1])
-            return measuring.measured(names, trained, of_own, label_shares)
+            return measuring.measured(names, trained, of_own, shares_of(client))
+
+    def _names_of(self, client: ClientView) -> Sequence[str]:
+        """Return what is measured of a client in this round."""
+        chosen = self.setup.measured_clients
+        if chosen and client.id not in chosen:
+            return ()
+        return self.setup.job.measures(client.round)
+
+    def by_epoch(self, client: ClientView, own: Weights) -> ByEpoch | None:
+        """Return what measures a client's model during its training, if the job asks for it."""
+        if "epochs" not in self._names_of(client):
+            return None
+        first = self._seen_once(client.weights) if own else self._seen_global
+        return ByEpoch(self.setup, client, shares_of(client), first)
 
     def _seen_once(self, weights: Weights) -> Callable[[], Seen]:
         """Return a function that shows a model with these weights the images when it is called."""
@@ -132,6 +145,11 @@ class RoundContext:
         if number not in self._seen:
             self._seen[number] = self._see(self.broadcast.weights)
         return self._seen[number]
+
+
+def shares_of(client: ClientView) -> np.ndarray:
+    """Return the client's label distribution, (C,)."""
+    return client.label_counts.cpu().numpy() / client.num_examples
 
 
 def survey(context: RoundContext, client: int, *, watch: bool = False) -> dict[str, Tree]:
@@ -173,8 +191,10 @@ def train(
         views = views_of_parts(view, parts, context.broadcast, memory)
         local = begin(parts, views, watch=watch)
         model = context.model(view.weights)
+        by_epoch = context.by_epoch(view, own)
+        watched = views if watch else None
         with in_tf32(setup.job.train.precision == "tf32"):
-            losses, notes = descend(setup, model, view, parts, local, rng, views if watch else None)
+            losses, notes = descend(setup, model, view, parts, local, rng, watched, by_epoch)
         refuse_diverged(losses, notes, where, parts)
         mean_loss = float(np.mean(losses))
         trained = state(in_evaluation(model))
@@ -184,13 +204,17 @@ def train(
     bytes_up = bytes_sent(parts, summands)
     new_memory = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
+    by_epochs: dict[str, float] = {}
+    if by_epoch is not None:
+        seconds -= by_epoch.seconds
+        by_epochs = by_epoch.numbers
 
     # What follows measures, and changes nothing.
     if "drift" in setup.job.measures(number):
         summands[updates.UPDATES] = updates.update_summand(view.weights, fit.model)
     before, after = (view.weights, memory), (trained, new_memory)
     numbers, confusion = context.measured(view, fit, own, parts, before, after)
-    numbers = notes.means() | numbers
+    numbers = notes.means() | numbers | by_epochs
     row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
     mean_square = float(np.mean(np.square(losses)))
     return ClientReply(row, summands, new_memory, confusion, mean_square, bytes_up)
@@ -266,11 +290,13 @@ def descend(
     local: dict[str, Tree],
     rng: torch.Generator,
     watched: dict[str, ClientView] | None = None,
+    by_epoch: ByEpoch | None = None,
 ) -> tuple[list[float], Notes]:
     """Take the optimizer's steps, in place on the model.
 
     Return the loss of every step, and the notes. `local` has each part's local values by slot.
-    `rng` draws the batches. Parts that write to their views in `watched` are refused.
+    `rng` draws the batches. Parts that write to their views in `watched` are refused. `by_epoch`
+    measures the model meanwhile, which changes nothing.
     """
     data, training = setup.federation, setup.job.train
     rows = data.client(client.id)
@@ -287,6 +313,8 @@ def descend(
     known = Known(client) if setup.job.data.augment.off and all_used else None
     losses: list[Tensor] = []
     notes = Notes()
+    if by_epoch is not None:
+        by_epoch.after(0, model)
     for index in batches(len(rows), training, rng):
         # Not blocking, or each step would wait for the GPU.
         at = index.to(setup.device, non_blocking=True)
@@ -305,6 +333,8 @@ def descend(
         losses.append(loss.detach())
         for slot, term in terms.items():
             notes.add(f"loss.{names[slot]}", term)
+        if by_epoch is not None:
+            by_epoch.after(len(losses), model)
     # They are read together: each read of a loss would wait for the GPU.
     return torch.stack(losses).tolist(), notes
 

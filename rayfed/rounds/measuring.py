@@ -123,7 +123,7 @@ def measured(
         try:
             if name == "confusion":
                 confusion = after().confusion
-            else:
+            elif name in MEASURES:
                 numbers |= {
                     f"{name}.{key}": value for key, value in MEASURES[name](before(), after(), p)
                 }

@@ -121,7 +121,7 @@ def test_all_rounds_or_some_clients_of_each_are_played_again(run):
 
 
 BN = {"model.name": "lenet", "model.batch_norm": True}
-MEASURED = {"measure": ["local", "drift", "confusion"], "measure_every": 1}
+MEASURED = {"measure": ["local", "epochs", "drift", "confusion"], "measure_every": 1}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from rayfed.base.errors import ClientFailed, InputError
+from rayfed.data.augment import Augment
 from rayfed.data.inputs import Images
 from rayfed.job import read_job
-from rayfed.measures import clients, failing, updates
+from rayfed.measures import clients, failing, metrics, updates
 from rayfed.measures.clients import Seen, sampled
 from rayfed.methods import RECIPES, fedavg, fedntd
 from rayfed.methods.views import run_model
@@ -29,6 +30,8 @@ from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 from rayfed.tensors.wire import unpack
 
+ALL = ["local", "epochs", "drift", "confusion"]
+OF_MEASURES = ("local.", "epochs.", "drift.")
 LABELS = np.array([0, 0, 1, 1])
 MEASURED = {
     "measure": ["drift"],
@@ -87,6 +90,7 @@ def test_drift_by_hand():
     assert found == pytest.approx(
         {
             "drift.divergence": 5.0,
+            "drift.divergence_l1": 7.0,
             "drift.divergence.a": 3.0,
             "drift.divergence.head": 4.0,
             "drift.distribution_distance": abs(2 / 3 - 1)
@@ -94,6 +98,8 @@ def test_drift_by_hand():
             + 1 / 3,
             # Of one image in four.
             "drift.logit_distance": np.sqrt(200) / 4,
+            # The logits (10, 0) became (0, 10), so each log-probability has moved by 10.
+            "drift.logit_kl": 10 * np.tanh(5) / 4,
             "drift.feature_distance": 5.0,
             "drift.alignment": 1.0,
             "drift.dead": 0.0,
@@ -105,6 +111,40 @@ def test_drift_by_hand():
         "drift.alignment",
         "drift.dead",
     }
+
+
+def test_an_epoch_by_hand():
+    """The accuracies are the later model's, and the distances are those of `drift`."""
+    one = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
+    start = seen([0, 0, 1, 0], features=one)
+    now = seen([0, 0, 0, 1], (3.0, 4.0), one + np.array([3.0, 4.0]))
+    p = np.array([0.75, 0.25])
+    assert dict(clients.epoch(start, now, p)) == pytest.approx(
+        {
+            "accuracy": 0.75,
+            "in_local": 0.75 * 1.0 + 0.25 * 0.5,
+            "out_local": 0.25 * 1.0 + 0.75 * 0.5,
+            "divergence": 5.0,
+            "divergence_l1": 7.0,
+            "logit_distance": 2 * np.sqrt(200) / 4,
+            "logit_kl": 2 * 10 * np.tanh(5) / 4,
+            "feature_distance": 5.0,
+        }
+    )
+
+
+def test_the_kl_of_logits_is_torchs_and_ignores_a_shift_of_all_logits():
+    rng = np.random.default_rng(0)
+    logits, other = rng.normal(size=(2, 30, 5)).astype(np.float32)
+    expected = nn.functional.kl_div(
+        torch.tensor(other).double().log_softmax(dim=1),
+        torch.tensor(logits).double().log_softmax(dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    assert metrics.logit_kl(logits, other) == pytest.approx(float(expected))
+    assert metrics.logit_kl(logits, other + 1000) == pytest.approx(float(expected), rel=1e-3)
+    assert metrics.logit_kl(logits, logits) == 0
 
 
 def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
@@ -137,7 +177,7 @@ def test_a_sample_is_fixed_by_the_seed(total, wanted, count):
 
 def with_measures(setup, **changes):
     """The setup, measured in every way on all test images."""
-    changes = {"measure": ["local", "drift", "confusion"], "measure_images": 0, **changes}
+    changes = {"measure": ALL, "measure_images": 0, **changes}
     return replace(setup, job=replace(setup.job, **changes))
 
 
@@ -146,7 +186,7 @@ def without_measures(round):
     rows = (
         replace(
             row,
-            notes={k: v for k, v in row.notes.items() if not k.startswith(("local.", "drift."))},
+            notes={k: v for k, v in row.notes.items() if not k.startswith(OF_MEASURES)},
         )
         for row in round.clients
     )
@@ -346,6 +386,71 @@ def test_before_is_the_global_model_and_after_the_clients_own(make_setup, play):
         last = round
 
 
+def epochs_of(row):
+    """The numbers of a client's epochs by epoch, in their order."""
+    found = {}
+    for name, value in row.notes.items():
+        if name.startswith("epochs."):
+            epoch, _, key = name.removeprefix("epochs.").rpartition(".")
+            found.setdefault(float(epoch), {})[key] = value
+    return found
+
+
+def measured_rows(setup, play):
+    return {row.client: row for round in play(setup)[1:] for row in round.clients}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedntd", "fedbn"])
+def test_epochs_lead_from_before_to_after_the_training(method, make_setup, play):
+    """Also of a client whose BatchNorm stays there: it begins with its own."""
+    setup = with_measures(make_setup(RECIPES[method](), norm=True, local_epochs=3))
+    for row in measured_rows(setup, play).values():
+        epochs = epochs_of(row)
+        assert [*epochs] == [0, 1, 2, 3]
+        for number, when in ((0, "before"), (3, "after")):
+            for key in ("accuracy", "in_local", "out_local"):
+                assert epochs[number][key] == row.notes[f"local.{when}.{key}"]
+        for key in epochs[0].keys() - {"accuracy", "in_local", "out_local"}:
+            assert epochs[0][key] == 0 < epochs[1][key]
+            assert epochs[3][key] == row.notes[f"drift.{key}"]
+
+
+def test_the_first_epochs_are_those_of_a_shorter_training(make_setup, play):
+    """To the bit, with generators that a part and the augmentation draw from."""
+    augment = Augment(crop=1, flip=True)
+    short, long = (
+        measured_rows(
+            with_measures(
+                make_setup(fedntd(), norm=True, augment=augment, local_epochs=epochs, num_rounds=1)
+            ),
+            play,
+        )
+        for epochs in (2, 4)
+    )
+    assert short.keys() == long.keys()
+    for client, row in short.items():
+        of_long = epochs_of(long[client])
+        assert epochs_of(row) == {number: of_long[number] for number in (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("training", "epochs"),
+    [
+        ({"local_epochs": 0.5}, [0, 0.5]),
+        ({"local_epochs": 1.5}, [0, 1, 1.5]),
+        ({"local_steps": 5}, [0, 1, 2, 2.5]),
+    ],
+)
+def test_a_training_that_ends_within_an_epoch_is_measured_at_its_end(
+    training, epochs, make_setup, play
+):
+    # Eight images in batches of five are two steps.
+    setup = make_setup(fedavg(), counts=[[2, 2, 2, 2]] * 4, num_rounds=1, **training)
+    for row in measured_rows(with_measures(setup, measure=["epochs"]), play).values():
+        assert [*epochs_of(row)] == epochs
+        assert not any(name.startswith(("local.", "drift.")) for name in row.notes)
+
+
 def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_setup, monkeypatch, caplog):
     def broken(*given):
         raise ValueError("no such layer")
@@ -374,7 +479,10 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
         *_, last = rounds(setup, ThisProcess(setup))
     text = "fails, and is left out: RuntimeError: not enough memory"
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"measure = {name} {text}" for name in ("local", "drift", "confusion")]
+    # The epochs are measured while the client trains, the others afterwards.
+    assert said == [
+        f"measure = {name} {text}" for name in ("epochs", "local", "drift", "confusion")
+    ]
     assert last.round == 3 and all(
         row.notes.keys() == {"loss.cross_entropy"} for row in last.clients
     )
@@ -430,8 +538,10 @@ def test_a_worker_shows_the_images_to_the_global_model_once_per_round(
     )
     # Each client is a task of its own.
     play(with_measures(make_setup(fedavg(), task_images=1)))
-    assert len(shown) == 3 * (4 + 1 + 2), (
-        "and before and after each round, for the round's alignment"
+    trained = 2 + 1
+    assert len(shown) == 3 * (4 * trained + 1 + 2), (
+        "each client's model after each epoch and at the end, and the global model before and "
+        "after each round, for the round's alignment"
     )
 
 
