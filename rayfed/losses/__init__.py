@@ -20,7 +20,7 @@ from rayfed.losses.classify import (
     prediction_variance, restricted_cross_entropy,
 )
 from rayfed.losses.distill import (
-    class_adaptive_distill, class_adaptive_weights, class_weighted_distill, distill,
+    class_adaptive_distill, class_adaptive_weights, distill,
     label_masked_distill, majority_labels, not_true_distill, not_true_squared_error,
     prototype_similarity_distill, selective_distill, squared_error, trusted, vacant_class_distill,
 )
@@ -31,7 +31,7 @@ from rayfed.losses.represent import (
 
 __all__ = [
     "adjusted_cross_entropy", "calibrated_cross_entropy", "class_adaptive_distill",
-    "class_adaptive_weights", "class_decorrelation", "class_weighted_distill", "cross_entropy",
+    "class_adaptive_weights", "class_decorrelation", "cross_entropy",
     "decorrelation", "distill", "feature_uniformity", "label_masked_distill", "logit_suppression",
     "majority_labels", "model_contrast", "not_true_distill", "not_true_squared_error",
     "prediction_variance", "prototype_contrast", "prototype_distance",

@@ -104,22 +104,6 @@ def vacant_class_distill(logits: Tensor, teacher_logits: Tensor, vacant: Tensor)
     return distill(logits[:, vacant], teacher_logits[:, vacant], tau=1.0)
 
 
-def class_weighted_distill(logits: Tensor, teacher_logits: Tensor, class_weights: Tensor) -> Tensor:
-    """Return the divergence from the teacher's softmax, with a weight for each class.
-
-    `sum_c a_c p_c (log p_c - log q_c)`, with `a` the `class_weights` (C,), `p` the teacher's and
-    `q` the student's softmax. With weights of 1 it is `distill` at `tau = 1`; with others it may be
-    negative.
-
-    Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning"
-    (2024), its dynamic distillation.
-    """
-    student = F.log_softmax(logits, dim=1)
-    teacher = F.log_softmax(teacher_logits.detach().to(logits), dim=1)
-    weights = class_weights.detach().to(logits)
-    return (weights * teacher.exp() * (teacher - student)).sum(dim=1).mean()
-
-
 def class_adaptive_weights(
     teacher_logits: Tensor, labels: Tensor, num_classes: int, *, low: float, high: float, tau: float
 ) -> Tensor:

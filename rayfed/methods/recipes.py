@@ -16,7 +16,6 @@ from rayfed.methods import (
     calibrate,
     compress,
     cosines,
-    counted,
     distill,
     features,
     own_model,
@@ -250,8 +249,6 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
 topk = recipe("topk", compress.SparseAverage)
 # Reisizadeh et al., AISTATS 2020.
 fedpaq = recipe("fedpaq", compress.QuantizedAverage)
-# Aljahdali et al., 2024.
-flashback = recipe("flashback", counted.CountedDistill)
 # Xu et al., ICLR 2022.
 fedreg = recipe("fedreg", pseudo_data.PseudoData)
 # Lin et al., NeurIPS 2020.

@@ -40,6 +40,15 @@ RECIPES: dict[str, Callable[..., Parts]] = {
     for name, value in vars(recipes).items()
     if inspect.isfunction(value) and value.__module__ == recipes.__name__
 }
+# Why methods and parts left, and what is nearest to them.
+GONE = {
+    "flashback": (
+        "its losses were written from memory, as only the abstract of its paper could be found. "
+        "Nearest are 'feddf', which distils at the server, and 'fedlmd', which distils at the "
+        "clients by their label counts"
+    ),
+}
+GONE["counted_distill"] = GONE["flashback"]
 PARTS: dict[str, type[Part]] = {name_of(part): part for part in _parts()}
 
 
@@ -162,6 +171,9 @@ def _read_switch(entries: list[Any]) -> Method:
 
 def _find(name: str) -> Callable[..., Part | Parts]:
     """Return the recipe or the class of a part with this name."""
+    if name.lower() in GONE:
+        # A run's job.toml may still have it.
+        raise InputError(f"method '{name}' has left rayfed: {GONE[name.lower()]}")
     maker: Any = find(name, {**RECIPES, **PARTS}, "method")
     if not callable(maker) or (inspect.isclass(maker) and not issubclass(maker, Part)):
         raise InputError(

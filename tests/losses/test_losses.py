@@ -105,10 +105,6 @@ CASES = {
         lambda z, t, y: losses.class_adaptive_distill(z, t, y, WEIGHTS, tau=2.0),
         lambda z, t, y: (1 - WEIGHTS[y]) * ce(z, y) + WEIGHTS[y] * soft_ce(z, t, 2),
     ),
-    "class_weighted_distill": (
-        lambda z, t, y: losses.class_weighted_distill(z, t, WEIGHTS),
-        lambda z, t, y: (WEIGHTS * t.softmax(0)) @ (t.log_softmax(0) - z.log_softmax(0)),
-    ),
     "selective_distill": (
         lambda z, t, y: SSD(z, t, y, WEIGHTS, m_max=0.01, inside_norm=True),
         lambda z, t, y: fedssd(z, t, y, WEIGHTS, 0.01, inside=True),

@@ -157,59 +157,6 @@ def test_feddf_gives_the_student_that_was_best_on_held_out_images(
     assert start[0] <= max(accuracy for accuracy, _ in others)
 
 
-# Flashback.
-
-
-def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
-    """Two clients of linear models, two rounds of counts, and one step of Adam on labels and the
-    weighted softmaxes.
-    """
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    *clients, before = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
-    counts, labels = torch.tensor([[6, 0, 2, 0], [1, 3, 0, 0]]), torch.arange(6) % 4
-    linear, part = (
-        nn.Linear(3, 4, bias=False).double(),
-        m.CountedDistill(0.75, steps=3, lr=0.1, batch_size=6),
-    )
-    server = SimpleNamespace(
-        round=2, num_classes=4, weights={"weight": before}, frozen=Frozen(linear), run=run_model
-    )
-    server.samples, server.global_model = (
-        lambda: [(images, labels)],
-        with_weights(linear, {"weight": before}),
-    )
-    v = torch.tensor([4.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    state, payload = part.tell(v, server, None)
-    assert torch.equal(state, v) and part.tell(None, server, None)[0].tolist() == [0.0] * 4
-    total, known = OrderedSum(), (None, 0.75)
-    for i, (w, memory) in enumerate(zip(clients, known, strict=True)):
-        n = counts[i]
-        client = SimpleNamespace(label_counts=n, payload=payload, memory=memory, run=run_model)
-        torch.testing.assert_close(part.begin(client), torch.nan_to_num(v / (v + n)).float())
-        summand, memory = part.report(
-            client, None, SimpleNamespace(model=with_weights(linear, {"weight": w}))
-        )
-        total.add(summand)
-        assert memory == (1.0 if i else 0.75)
-    averaged = {"weight": sum(clients) / 2}
-    after, step = part.update(v, total.value, m.Step(server, averaged, frozenset({"weight"})))
-    torch.testing.assert_close(after, v + 0.75 * counts[0] + 0.25 * counts[1])
-    w = averaged["weight"].clone().requires_grad_()
-    weighed = [
-        (n, (images @ each.T).softmax(1))
-        for n, each in zip([*counts, v], [*clients, before], strict=True)
-    ]
-    target = sum(n * p for n, p in weighed) / sum(n for n, _ in weighed).clamp(min=1e-9)
-
-    def loss(rows):
-        log = (images @ w.T).log_softmax(1)
-        return (-(target * log).sum(1) - log[range(6), labels]).mean()
-
-    adam([w], loss, range(3), lr=0.1)
-    torch.testing.assert_close(step.averaged["weight"], w.detach(), rtol=1e-6, atol=1e-8)
-
-
 def test_feddf_leaves_what_is_frozen(make_setup, play):
     setup = make_setup(m.feddf(steps=3, held_out=0.0), norm=True)
     setup.model.head.requires_grad_(False)

@@ -117,7 +117,6 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
         m.LocalHead(), m.fedlesam()[-1], m.fedacg()[1], m.Smoothed()
     ),
     "fedrod + scaffold + kd": m.compose(m.fedrod()[1:], m.scaffold()[::2], m.Distill()),
-    "flashback + momentum": m.compose(m.flashback(steps=5), m.ServerMomentum()),
     "fedbn + fedreg": m.compose(m.LocalNorm(), m.fedreg(iterations=2)),
     "ditto + scaffold + kd": m.compose(m.ditto(lam=0.3), m.ControlVariates(), m.Distill()),
     "fedrep + fedbn + kd": m.compose(m.fedrep(head=0.5), m.LocalNorm(), m.Distill()),

@@ -53,7 +53,6 @@ NEUTRAL = {
     m.ClassDecorrelation: {"intra": 0.0},
     m.ClientMomentum: {"alpha": 1.0},
     m.ControlVariates: None,
-    m.CountedDistill: None,
     m.CrossEntropy: {"weight": 1.0, "smoothing": 0.0},
     m.Curvature: {"strength": 0.0},
     m.Decorrelation: {"beta": 0.0},
@@ -375,11 +374,6 @@ EQUAL = {
         m.compose(m.AdjustedCrossEntropy()),
         {},
     ),
-    "Flashback without a past or steps on the server is FedAvg": (
-        m.flashback(steps=0),
-        m.fedavg(),
-        {"num_rounds": 1},
-    ),
     "FedRep without a step for the head is FedBABU": (
         m.fedrep(head=0.0),
         m.fedbabu(),
@@ -437,8 +431,6 @@ DIFFERENT = {
     "a step uphill with momentum": (m.mofedsam(0.25, rho=0.5), m.fedcm(0.25)),
     "a step uphill with control variates": (m.fedgamma(0.5), m.scaffold()),
     "a step back": (m.fedlesam(0.5), m.fedavg()),
-    "counts at the clients": (m.flashback(steps=0), m.fedavg()),
-    "counts at the server": (m.flashback(), m.flashback(steps=0)),
     "pseudo data": (m.fedreg(gamma=1.0), m.fedavg()),
     "corners as long as shares": (m.fedgela(tau=1.0), m.fedetf()),
     "a head of class means": (m.fednh(keep=0.1), m.fednh(keep=0.9)),
@@ -613,11 +605,6 @@ ON_A_BATCH = [
         m.Prototypes(0.5),
         0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN),
         {"means": CENTRES, "known": KNOWN},
-    ),
-    (
-        m.CountedDistill(),
-        losses.class_weighted_distill(Z, T, 3 / (3 + COUNTED)),
-        {"v": torch.full((4,), 3.0)},
     ),
 ]
 

@@ -411,7 +411,6 @@ MEMORY = [
     "feddc",
     "fedspeed",
     "fedsmoo",
-    "flashback",
 ]
 MEMORY += ["local", "fedbn", "fedper", "fedrep", "ditto", "fedrod"]
 
