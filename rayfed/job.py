@@ -51,8 +51,8 @@ TRACK_TEXT = (
     "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 )
 MEASURE_TEXT = (
-    "local, epochs, drift: notes in clients.parquet and rounds.parquet; confusion: "
-    "confusions.parquet"
+    "local, train, epochs, drift, gradients: notes in clients.parquet and rounds.parquet; "
+    "confusion: confusions.parquet"
 )
 # These keys do not change the results of the training.
 MEASURE = (
@@ -235,9 +235,9 @@ class Job(Checked):
     track: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], TRACK_TEXT] = field(
         default_factory=list
     )
-    measure: Annotated[list[Literal["local", "epochs", "drift", "confusion"]], MEASURE_TEXT] = (
-        field(default_factory=list)
-    )
+    measure: Annotated[
+        list[Literal["local", "train", "epochs", "drift", "gradients", "confusion"]], MEASURE_TEXT
+    ] = field(default_factory=list)
     measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
     measure_images: Annotated[
         int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"

@@ -133,6 +133,15 @@ def distances(before: Seen, after: Seen) -> Iterator[tuple[str, float]]:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)
 
 
+def train(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield the accuracies on the client's own training images, before and after training.
+
+    "Local Train" in FedNTD Fig. 12; FedCSD Fig. 1d.
+    """
+    yield "before.accuracy", metrics.accuracy(before.confusion)
+    yield "after.accuracy", metrics.accuracy(after.confusion)
+
+
 def epoch(start: Seen, now: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
     """Yield a model's accuracies in its training, and its distances to the model at the start.
 
@@ -183,4 +192,4 @@ def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, floa
 
 # The measures that compare a client's model before its training with its model after it. The
 # measure `confusion` is not here, because it notes no numbers.
-MEASURES: dict[str, Measure] = {"local": local, "drift": drift}
+MEASURES: dict[str, Measure] = {"local": local, "train": train, "drift": drift}

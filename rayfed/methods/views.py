@@ -276,7 +276,7 @@ class ClientView(View):
 
 
 # The names of terms and measures begin with these words.
-RESERVED = ("loss.", "local.", "epochs.", "drift.")
+RESERVED = ("loss.", "local.", "train.", "epochs.", "drift.", "gradients.")
 
 
 class Notes:

@@ -22,6 +22,7 @@ from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.measures import updates
 from rayfed.measures.clients import Seen
+from rayfed.measures.gradients import GRADIENTS, gradient_summand
 from rayfed.methods.checks import a_term, two_values
 from rayfed.methods.own_model import before_and_after
 from rayfed.methods.part import Part, Parts, defines, names_of_terms, parts_at
@@ -31,7 +32,8 @@ from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
 from rayfed.rounds import measuring
 from rayfed.rounds.by_epoch import ByEpoch
-from rayfed.rounds.evaluation import evaluating, see_sample
+from rayfed.rounds.evaluation import evaluating, see_own_data, see_sample
+from rayfed.rounds.gradients import measured_gradients
 from rayfed.rounds.messages import Broadcast, ClientReply
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup, common_view
@@ -110,13 +112,20 @@ class RoundContext:
         if not names:
             return {}, None
         with evaluating(self.setup):
-            own_models = before_and_after(parts, before, after)
             first = self._seen_once(client.weights) if own else self._seen_global
             trained = first, self._seen_once(state(fit.model))
+            models = before_and_after(parts, before, after)
             of_own = trained
-            if own_models:
-                of_own = self._seen_once(own_models[0]), self._seen_once(own_models[1])
-            return measuring.measured(names, trained, of_own, shares_of(client))
+            if models:
+                of_own = self._seen_once(models[0]), self._seen_once(models[1])
+            first_weights, last_weights = models or (client.weights, state(fit.model))
+            looks = {"local": of_own, "drift": trained, "confusion": of_own}
+            # A client's own images differ from client to client, so nothing is kept.
+            looks["train"] = (
+                partial(self._see_own_data, client, first_weights),
+                partial(self._see_own_data, client, last_weights),
+            )
+            return measuring.measured(names, looks, shares_of(client))
 
     def _names_of(self, client: ClientView) -> Sequence[str]:
         """Return what is measured of a client in this round."""
@@ -132,6 +141,26 @@ class RoundContext:
         first = self._seen_once(client.weights) if own else self._seen_global
         return ByEpoch(self.setup, client, shares_of(client), first)
 
+    def over_clients(
+        self, client: ClientView, fit: Fit
+    ) -> tuple[dict[str, Tree], dict[str, float]]:
+        """Return the summands of what is measured over all clients of a round, and notes.
+
+        The notes are the client's, if it is measured itself.
+        """
+        names = self.setup.job.measures(client.round)
+        summands: dict[str, Tree] = {}
+        notes: dict[str, float] = {}
+        if "drift" in names:
+            summands[updates.UPDATES] = updates.update_summand(client.weights, fit.model)
+        if "gradients" in names:
+            found = measured_gradients(self.setup, client, shares_of(client))
+            size = sum(p.numel() for p in parameters_of(self.setup.model).values())
+            summands[GRADIENTS] = gradient_summand(found, size, client.num_examples)
+            if found is not None and "gradients" in self._names_of(client):
+                notes = {f"gradients.{key}": value for key, value in found.notes()}
+        return summands, notes
+
     def _seen_once(self, weights: Weights) -> Callable[[], Seen]:
         """Return a function that shows a model with these weights the images when it is called."""
         return cache(partial(self._see, weights))
@@ -139,6 +168,10 @@ class RoundContext:
     def _see(self, weights: Weights) -> Seen:
         # A copy of the model, as a forward pass may change its buffers.
         return see_sample(self.setup, in_evaluation(with_weights(self.setup.model, weights)))
+
+    def _see_own_data(self, client: ClientView, weights: Weights) -> Seen:
+        model = in_evaluation(with_weights(self.setup.model, weights))
+        return see_own_data(self.setup, client, model)
 
     def _seen_global(self) -> Seen:
         number = self.broadcast.round
@@ -204,20 +237,19 @@ def train(
     bytes_up = bytes_sent(parts, summands)
     new_memory = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
-    by_epochs: dict[str, float] = {}
-    if by_epoch is not None:
-        seconds -= by_epoch.seconds
-        by_epochs = by_epoch.numbers
 
     # What follows measures, and changes nothing.
-    if "drift" in setup.job.measures(number):
-        summands[updates.UPDATES] = updates.update_summand(view.weights, fit.model)
+    of_measures, numbers = context.over_clients(view, fit)
     before, after = (view.weights, memory), (trained, new_memory)
-    numbers, confusion = context.measured(view, fit, own, parts, before, after)
-    numbers = notes.means() | numbers | by_epochs
+    of_client, confusion = context.measured(view, fit, own, parts, before, after)
+    numbers = notes.means() | of_client | numbers
+    if by_epoch is not None:
+        seconds -= by_epoch.seconds
+        numbers |= by_epoch.numbers
     row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
     mean_square = float(np.mean(np.square(losses)))
-    return ClientReply(row, summands, new_memory, confusion, mean_square, bytes_up)
+    reply = summands | of_measures
+    return ClientReply(row, reply, new_memory, confusion, mean_square, bytes_up)
 
 
 def loss_of(setup: Setup, model: nn.Module, client: int, round: int, *, one_batch: bool) -> float:

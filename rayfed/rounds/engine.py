@@ -26,6 +26,7 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort
 from rayfed.measures import forgetting, metrics
 from rayfed.measures.clients import aligned
+from rayfed.measures.gradients import GRADIENTS, dissimilarity
 from rayfed.measures.updates import UPDATES, agreement
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, remembers, trains
@@ -288,8 +289,9 @@ def finish_round(
     # In the order of the tasks, whichever arrives first: so the sum has the same bits every time.
     reply = add_up(f"round {number}", replies)
     total = unpack(reply.summands, copy=False)
-    # The summand of a measure belongs to no part.
+    # The summands of measures belong to no part.
     updates = total.pop(UPDATES, None)
+    gradients = total.pop(GRADIENTS, None)
 
     # The average is the first part's update; later parts may change what it proposes.
     step, states = update(setup, opening, total, previous.weights)
@@ -299,6 +301,7 @@ def finish_round(
         shown = in_models_order("evaluated average", shown, previous.weights, number)
 
     measured = agreement(updates, len(reply.clients))
+    measured |= dissimilarity(gradients, len(reply.clients), setup.federation.num_classes)
     if "drift" in setup.job.measures(number):
         measured |= drift(setup, executor, number, previous.weights, weights)
 

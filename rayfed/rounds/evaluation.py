@@ -6,7 +6,7 @@ A range of test images is a piece of work that any worker may do. `N` images, `C
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -20,6 +20,7 @@ from rayfed.measures import metrics
 from rayfed.measures.clients import Activations, Seen, sampled
 from rayfed.measures.failing import warn_of_failure
 from rayfed.measures.metrics import Evaluation
+from rayfed.methods.views import ClientView
 from rayfed.rounds import measuring
 from rayfed.rounds.setup import Setup
 
@@ -92,7 +93,23 @@ def batches_of_test(setup: Setup, rows: np.ndarray, first: int) -> Iterator[tupl
     draws does not depend on the ranges of images that a worker is given, nor on what was computed
     before.
     """
-    batches = setup.federation.batches(setup.federation.test, rows, setup.device)
+    yield from seeded(
+        setup, setup.federation.batches(setup.federation.test, rows, setup.device), first
+    )
+
+
+def see_own_data(setup: Setup, client: ClientView, model: nn.Module) -> Seen:
+    """Show a model in eval mode a client's own training images, without augmentation."""
+    return measuring.see(setup.run, (), seeded(setup, client.samples(), 0), model)
+
+
+def seeded(
+    setup: Setup, batches: Iterable[tuple[Tensor, Tensor]], first: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of images, of which `first` is the place of the first image.
+
+    The generators are seeded before each batch.
+    """
     for number, batch in enumerate(batches):
         place = first + number * EVALUATION_BATCH
         seed_generators(seed_of(setup.job.seed, Purpose.EVALUATION, place), setup.device)

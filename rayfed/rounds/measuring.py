@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -107,23 +107,25 @@ def refuse_absent(
 
 
 def measured(
-    names: Sequence[str], trained: Looks, own: Looks, p: np.ndarray
+    names: Sequence[str], looks: Mapping[str, Looks], p: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """Return the measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C).
 
-    The confusion is of the model after training, and None if nobody has asked for it. `drift` is
-    of the model whose update is sent, `trained`; the others are of the client's `own` model, which
-    with most methods is the same. `p` (C,) is the client's label distribution. A measure that
-    fails is left out, with a warning: it does not end a run.
+    The confusion is of the model after training, and None if nobody has asked for it. `looks` has
+    for each name what shows the models their images. `p` (C,) is the client's label distribution.
+    A measure that fails is left out, with a warning: it does not end a run.
     """
     numbers: dict[str, float] = {}
     confusion = None
     for name in names:
-        before, after = trained if name == "drift" else own
+        if name not in looks:
+            # It is measured elsewhere.
+            continue
+        before, after = looks[name]
         try:
             if name == "confusion":
                 confusion = after().confusion
-            elif name in MEASURES:
+            else:
                 numbers |= {
                     f"{name}.{key}": value for key, value in MEASURES[name](before(), after(), p)
                 }

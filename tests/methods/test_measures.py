@@ -19,19 +19,23 @@ from rayfed.base.errors import ClientFailed, InputError
 from rayfed.data.augment import Augment
 from rayfed.data.inputs import Images
 from rayfed.job import read_job
-from rayfed.measures import clients, failing, metrics, updates
+from rayfed.measures import clients, failing, gradients, metrics, updates
 from rayfed.measures.clients import Seen, sampled
 from rayfed.methods import RECIPES, fedavg, fedntd
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine, measuring
+from rayfed.rounds import gradients as gradients_of_clients
 from rayfed.rounds.engine import open_round, rounds
 from rayfed.runtime.this_process import ThisProcess
+from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.weights import with_weights
 from rayfed.tensors.wire import unpack
 
-ALL = ["local", "epochs", "drift", "confusion"]
-OF_MEASURES = ("local.", "epochs.", "drift.")
+ALL = ["local", "train", "epochs", "drift", "gradients", "confusion"]
+# The measures that show models images.
+OF_OUTPUTS = ["local", "train", "epochs", "drift", "confusion"]
+OF_MEASURES = ("local.", "train.", "epochs.", "drift.", "gradients.")
 LABELS = np.array([0, 0, 1, 1])
 MEASURED = {
     "measure": ["drift"],
@@ -44,7 +48,7 @@ MEASURED = {
 def measured(names, before, after, p):
     """`measuring.measured`, of models that have seen the images."""
     looks = lambda: before, lambda: after
-    notes, confusion = measuring.measured(names, looks, looks, p)
+    notes, confusion = measuring.measured(names, dict.fromkeys(names, looks), p)
     assert confusion is None
     return notes
 
@@ -451,6 +455,134 @@ def test_a_training_that_ends_within_an_epoch_is_measured_at_its_end(
         assert not any(name.startswith(("local.", "drift.")) for name in row.notes)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_the_accuracy_on_a_clients_own_training_images(method, make_setup, play, of_client):
+    """Before the training it is the global model's, and after it the client's own model's."""
+    setup = make_setup(RECIPES[method](), clients_per_round=1, num_rounds=4, norm=True)
+    setup = with_measures(setup, measure=["train"])
+    last, *others = play(setup)
+    found = set()
+    for round in others:
+        (row,) = round.clients
+        images, labels = of_client(setup, row.client)
+        right = []
+        for weights in (last.weights, round.weights):
+            model = with_weights(setup.model, weights).eval()
+            right.append((model(images).argmax(1) == labels).double().mean().item())
+        if method == "fedavg":
+            assert row.notes["train.before.accuracy"] == right[0]
+            assert row.notes["train.after.accuracy"] == right[1]
+        found.add(row.notes["train.after.accuracy"] == right[1])
+        last = round
+    assert found == {True} if method == "fedavg" else False in found
+
+
+# Gradients.
+
+
+def softmax_gradients(setup, weights, images, labels):
+    """The mean gradient (P,) of a linear model by class, from the formula, in float64."""
+    x = images.flatten(1).double()
+    w, b = (weights[name].double() for name in ("head.weight", "head.bias"))
+    errors = (x @ w.T + b).softmax(dim=1) - torch.eye(4, dtype=torch.float64)[labels]
+    by_class = {}
+    for c in labels.unique().tolist():
+        of_class, inputs = errors[labels == c], x[labels == c]
+        gradient = of_class.T @ inputs / len(inputs)
+        by_class[c] = torch.cat([gradient.flatten(), of_class.mean(dim=0)]).numpy()
+    return by_class
+
+
+def test_gradients_of_a_linear_model_by_hand(make_setup, play, of_client):
+    setup = make_setup(fedavg())
+    setup = replace(setup, model=Classifier(nn.Flatten(), nn.Linear(16, 4)))
+    setup = with_measures(setup, measure=["gradients"])
+    last, *others = play(setup)
+    for round in others:
+        of_clients, sizes, variances = [], [], []
+        for row in round.clients:
+            images, labels = of_client(setup, row.client)
+            by_class = softmax_gradients(setup, last.weights, images, labels)
+            share = np.bincount(labels.numpy(), minlength=4) / len(labels)
+            gradient = sum(share[c] * g for c, g in by_class.items())
+            lengths = [np.linalg.norm(g) for g in by_class.values()]
+            pairs = [
+                g @ h / np.linalg.norm(g) / np.linalg.norm(h)
+                for g, h in itertools.combinations(by_class.values(), 2)
+            ]
+            assert row.notes["gradients.length"] == pytest.approx(
+                np.linalg.norm(gradient), rel=1e-4
+            )
+            cosine = np.mean(pairs) if pairs else np.nan
+            assert row.notes["gradients.class_cosine"] == pytest.approx(
+                cosine, abs=1e-4, nan_ok=True
+            )
+            spread = np.std(lengths) / np.mean(lengths)
+            assert row.notes["gradients.class_spread"] == pytest.approx(spread, abs=1e-4)
+            of_clients.append(gradient)
+            sizes.append(len(labels))
+            variances.append(np.var(share))
+        squares = np.array([g @ g for g in of_clients])
+        mean, weighted = np.mean(of_clients, axis=0), np.average(of_clients, axis=0, weights=sizes)
+        assert round.notes == pytest.approx(
+            {
+                "gradients.diversity": squares.mean() / (mean @ mean),
+                "gradients.dissimilarity": np.sqrt(
+                    np.average(squares, weights=sizes) / (weighted @ weighted)
+                ),
+                "gradients.bound": 2 * 4**3 / (len(sizes) * 3**2) * sum(variances),
+            },
+            rel=1e-4,
+        )
+        last = round
+
+
+def test_the_diversity_of_updates_of_one_step_is_that_of_the_gradients(make_setup, play):
+    """An update of a single step of plain SGD is the gradient times the learning rate."""
+    plain = {"momentum": 0.0, "weight_decay": 0.0, "local_steps": 1, "batch_size": 1000}
+    setup = with_measures(make_setup(fedavg(), **plain), measure=["drift", "gradients"])
+    for round in play(setup)[1:]:
+        diversity = round.notes["gradients.diversity"]
+        assert diversity == pytest.approx(round.notes["drift.gradient_diversity"], rel=1e-3)
+        assert diversity > 1
+
+
+def of_round(p, by_class, clients):
+    """The numbers of a round of clients with these gradients by class."""
+    total = OrderedSum()
+    for client in range(clients):
+        found = gradients.ClassGradients(p[client], [*by_class[p[client] > 0]])
+        total.add(gradients.gradient_summand(found, by_class.shape[1], 7))
+    return gradients.dissimilarity(total.value, clients, p.shape[1])
+
+
+def test_clients_of_one_kind_have_a_diversity_and_a_dissimilarity_of_1():
+    p = np.tile([0.5, 0.25, 0.25], (3, 1))
+    by_class = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    found = of_round(p, by_class, clients=3)
+    assert found["gradients.diversity"] == pytest.approx(1)
+    assert found["gradients.dissimilarity"] == pytest.approx(1)
+    # A uniform distribution has no variance, and nothing is out-local.
+    assert of_round(np.full((3, 4), 0.25), torch.eye(4), 3)["gradients.bound"] == 0
+
+
+def test_the_diversity_falls_with_the_weight_of_the_other_classes_as_the_bound_says():
+    """FedNTD, eq. 30: the classes' gradients are orthogonal, and all classes are equally common."""
+    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0.2, 0.1, 0.7]])
+
+    def diversity(beta):
+        mixed = p + beta * (1 - p) / 2
+        return metrics.gradient_diversity(mixed.sum(axis=0), np.square(mixed).sum(), 3)
+
+    found = of_round(p, torch.eye(3), 3)
+    assert found["gradients.diversity"] == pytest.approx(diversity(0.0))
+    for beta in (0.0, 0.3, 0.5):
+        slope = (diversity(beta + 1e-6) - diversity(beta - 1e-6)) / 2e-6
+        factor = 3 / (1 + beta) ** 3 - 1 / (1 + beta) ** 2
+        assert slope == pytest.approx(-found["gradients.bound"] * factor, rel=1e-4)
+        assert slope <= -found["gradients.bound"] / (1 + beta) ** 2 * (1 - 1e-6)
+
+
 def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_setup, monkeypatch, caplog):
     def broken(*given):
         raise ValueError("no such layer")
@@ -474,15 +606,14 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
 
     failing._warn.cache_clear()
     monkeypatch.setattr(measuring, "Seen", full)
-    setup = with_measures(make_setup(fedavg()))
+    setup = with_measures(make_setup(fedavg()), measure=OF_OUTPUTS)
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(setup, ThisProcess(setup))
     text = "fails, and is left out: RuntimeError: not enough memory"
     said = [record.getMessage() for record in caplog.records]
     # The epochs are measured while the client trains, the others afterwards.
-    assert said == [
-        f"measure = {name} {text}" for name in ("epochs", "local", "drift", "confusion")
-    ]
+    order = ("epochs", "local", "train", "drift", "confusion")
+    assert said == [f"measure = {name} {text}" for name in order]
     assert last.round == 3 and all(
         row.notes.keys() == {"loss.cross_entropy"} for row in last.clients
     )
@@ -510,7 +641,10 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
         "rayfed.measures.updates.update_summand",
         lambda w, m: update_summand({} if next(turn) == 5 else w, m),
     )
-    turn, setup = itertools.count(), with_measures(make_setup(fedavg(), norm=True))
+    turn, setup = (
+        itertools.count(),
+        with_measures(make_setup(fedavg(), norm=True), measure=["drift"]),
+    )
     with caplog.at_level(logging.WARNING):
         found = [round.notes.keys() for round in rounds(setup, ThisProcess(setup))][1:]
     assert [record.getMessage() for record in caplog.records] == [
@@ -519,6 +653,29 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
     aligned = {"drift.alignment", "drift.dead"}
     with_all = {"drift.gradient_diversity", "drift.update_cosine", *aligned}
     assert found == [with_all, aligned, with_all], "the sixth client is of the second round"
+
+
+def test_gradients_that_cannot_be_measured_leave_out_the_numbers_of_the_round(
+    make_setup, monkeypatch, caplog
+):
+    failing._warn.cache_clear()
+
+    def broken(*given):
+        if next(turn) == 5:
+            raise KeyError("no gradient")
+        return by_class(*given)
+
+    by_class, turn = gradients_of_clients.by_class, itertools.count()
+    monkeypatch.setattr(gradients_of_clients, "by_class", broken)
+    setup = with_measures(make_setup(fedavg(), norm=True), measure=["gradients"])
+    with caplog.at_level(logging.WARNING):
+        played = [*rounds(setup, ThisProcess(setup))][1:]
+    assert [record.getMessage() for record in caplog.records] == [
+        "measure = gradients fails, and is left out: KeyError: 'no gradient'"
+    ]
+    assert [bool(round.notes) for round in played] == [True, False, True]
+    of_clients = ["gradients.length" in row.notes for round in played for row in round.clients]
+    assert of_clients.count(False) == 1, "the sixth client is of the second round"
 
 
 def test_the_keys_of_measures_are_no_part_of_the_lineage():
