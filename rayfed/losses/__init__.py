@@ -25,14 +25,15 @@ from rayfed.losses.distill import (
     prototype_similarity_distill, selective_distill, squared_error, trusted, vacant_class_distill,
 )
 from rayfed.losses.represent import (
-    class_decorrelation, decorrelation, feature_uniformity, model_contrast, prototype_contrast,
-    prototype_distance, relaxed_contrast,
+    class_decorrelation, decorrelation, feature_distill, feature_uniformity, model_contrast,
+    prototype_contrast, prototype_distance, relaxed_contrast,
 )
 
 __all__ = [
     "adjusted_cross_entropy", "calibrated_cross_entropy", "class_adaptive_distill",
     "class_adaptive_weights", "class_decorrelation", "cross_entropy",
-    "decorrelation", "distill", "feature_uniformity", "label_masked_distill", "logit_suppression",
+    "decorrelation", "distill", "feature_distill", "feature_uniformity", "label_masked_distill",
+    "logit_suppression",
     "majority_labels", "model_contrast", "not_true_distill", "not_true_squared_error",
     "prediction_variance", "prototype_contrast", "prototype_distance",
     "prototype_similarity_distill", "relaxed_contrast", "restricted_cross_entropy",

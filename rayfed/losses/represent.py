@@ -22,6 +22,19 @@ def model_contrast(
     return F.cross_entropy(pair, torch.zeros(len(pair), dtype=torch.int64, device=pair.device))
 
 
+def feature_distill(features: Tensor, teacher_features: Tensor) -> Tensor:
+    """Return the mean squared gap of features to the teacher's features, both (B, D).
+
+    The mean is over the features and the batch. The teacher is a constant.
+
+    Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective" (2023), eq. 5.
+
+    >>> feature_distill(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor(2.)
+    """
+    return F.mse_loss(features, teacher_features.detach().to(features))
+
+
 def prototype_distance(
     features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor
 ) -> Tensor:

@@ -1,5 +1,6 @@
 """Parts that pull the parameters to an anchor, or correct their gradients."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -46,6 +47,9 @@ class Curvature(Part):
     """
 
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
+    samples: Annotated[
+        int, Ge(0), "images of a client for its Fisher information, drawn anew each round; 0: all"
+    ] = 0
 
     def tell(self, sums: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
         if sums is None:
@@ -71,19 +75,41 @@ class Curvature(Part):
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, Tree]:
         parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
-        for images, labels in client.samples(client.batch_size):
+        count = min(self.samples or client.num_examples, client.num_examples)
+        for images, labels in self._batches(client, count):
             # The pass is in float32 under any `train.precision`, because squares of gradients span
             # too many orders of magnitude. The model may write to a copy of the batch.
             _, logits = features_and_logits(fit.model, images, copied=True)
             loss = cross_entropy(logits, labels)
             gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             for name, gradient in zip(u, gradients, strict=True):
-                u[name] += gradient.square() * (len(labels) / client.num_examples)
+                u[name] += gradient.square() * (len(labels) / count)
         share = {"u": u, "uw": combine(lambda u, w: u * w.detach(), u, parameters)}
         before = client.memory
         if before is None:
             return share, share
         return {key: subtract(share[key], before[key]) for key in share}, share
+
+    @staticmethod
+    def _batches(client: ClientView, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of so many of the client's samples, drawn at random unless it is all."""
+        if count == client.num_examples:
+            yield from client.samples(client.batch_size)
+            return
+        # Generators are seeded by round and client, so the draw is the same on any worker.
+        chosen = torch.zeros(client.num_examples, dtype=torch.bool)
+        chosen[torch.randperm(client.num_examples)[:count]] = True
+        drawn: list[Tensor] = []
+        drawn_labels: list[Tensor] = []
+        start = 0
+        for images, labels in client.samples():
+            of_batch = chosen[start : start + len(labels)].to(labels.device)
+            start += len(labels)
+            drawn.append(images[of_batch])
+            drawn_labels.append(labels[of_batch])
+        size = client.batch_size
+        of_images, of_labels = torch.cat(drawn).split(size), torch.cat(drawn_labels).split(size)
+        yield from zip(of_images, of_labels, strict=True)
 
     def update(self, sums: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         if sums is None:

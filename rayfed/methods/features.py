@@ -16,6 +16,23 @@ from rayfed.tensors.weights import Weights
 
 
 @dataclass(frozen=True)
+class FeatureDistill(Part):
+    """Pull features to the features that the global model has of the same samples.
+
+    Feature distillation (FedCSD, Yan et al., 2023, eq. 5), which the paper compares with the
+    distillation of logits (its Fig. 1). The paper's "MSE loss" is read as a mean over the features.
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the mean squared gap; 0 is FedAvg"] = 0.01
+
+    def check(self, model: nn.Module, training: Training) -> None:
+        require_features(self, model)
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.mu * losses.feature_distill(batch.features, batch.teacher.of_features)
+
+
+@dataclass(frozen=True)
 class ModelContrast(Part):
     """Pull features to those of the global model, away from those of the client's last model.
 

@@ -59,6 +59,8 @@ def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
 
 # Hinton et al., 2015, from the global model.
 kd = recipe("kd", distill.Distill)
+# FedCSD's eq. 5 (Yan et al., 2023), from the global model.
+fd = recipe("fd", features.FeatureDistill)
 
 
 def fedlsd(beta: float = 0.5, tau: float = 1.0) -> Parts:

@@ -125,6 +125,10 @@ CASES = {
         lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5),
         lambda z, t, y: ce(cosines(z, [t, t.flip(0)]) / 0.5, 0),
     ),
+    "feature_distill": (
+        lambda z, t, y: losses.feature_distill(z, t),
+        lambda z, t, y: ((z - t) ** 2).mean(),
+    ),
     "prototype_contrast": (
         lambda z, t, y: losses.prototype_contrast(z, y, PROTOTYPES),
         lambda z, t, y: ce(cosines(z, PROTOTYPES), y),

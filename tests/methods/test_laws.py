@@ -61,6 +61,7 @@ NEUTRAL = {
     m.DynamicRegularizer: None,
     m.EnsembleDistill: {"steps": 0},
     m.ExtrapolatedAverage: {"epsilon": 1e12},
+    m.FeatureDistill: {"mu": 0.0},
     m.FeatureUniformity: {"uniformity": 0.0},
     m.GlobalPerturbation: {"rho": 0.0},
     m.HeadCalibration: None,
@@ -287,6 +288,7 @@ EQUAL = {
         m.feddyn(),
         {"counts": EVEN},
     ),
+    "a Fisher of as many samples as there are is of all": (m.fedcurv(samples=500), m.fedcurv(), {}),
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedProc without prototypes is FedAvg": (m.fedproc(), m.fedavg(), {"num_rounds": 1}),
@@ -411,8 +413,10 @@ DIFFERENT = {
     "a contrast with the initial model": (m.moon(mu=5.0), m.moon(mu=5.0, first="initial")),
     "FedDyn by size": (m.feddyn(0.1, by_size=True), m.feddyn(0.1)),
     "curvature with a past": (m.fedcurv(), m.fedavg()),
+    "a Fisher of some samples": (m.fedcurv(samples=2), m.fedcurv()),
     "prototypes": (m.fedproto(), m.fedavg()),
     "contrasted prototypes": (m.fedproc(), m.fedavg()),
+    "distilled features": (m.fd(mu=5.0), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
     "adaptive steps": (m.fedadam(0.5), m.fedyogi(0.5)),
@@ -601,6 +605,7 @@ ON_A_BATCH = [
         + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
         CENTRES,
     ),
+    (m.FeatureDistill(0.5), 0.5 * losses.feature_distill(H, H_GLOBAL)),
     (
         m.Prototypes(0.5),
         0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN),
@@ -841,6 +846,26 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(
         for name, u in shares[0]["u"].items():
             torch.testing.assert_close(u, fisher[name])
             torch.testing.assert_close(shares[0]["uw"][name], fisher[name] * round.weights[name])
+
+
+def test_fedcurvs_share_of_one_sample_is_that_of_one_image_drawn_anew_each_round(
+    make_setup, states, of_client
+):
+    alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 4}
+    setup = make_setup(m.fedavg(), **alone)
+    images, labels = of_client(setup, 0)
+    drawn = []
+    for round, _, shares in states(m.fedcurv(strength=0.0, samples=1), "curvature", **alone):
+        setup.model.load_state_dict(round.weights)
+        distances = []
+        for index in range(11):
+            loss = F.cross_entropy(setup.model.eval()(images[[index]]), labels[[index]])
+            gradients = torch.autograd.grad(loss, list(setup.model.parameters()))
+            squares = torch.cat([gradient.flatten() for gradient in gradients]) ** 2
+            distances.append((squares - flat(shares[0]["u"])).norm() / squares.norm())
+        drawn.append(int(np.argmin(distances)))
+        assert min(distances) < 1e-4
+    assert len({*drawn}) > 1
 
 
 @pytest.mark.parametrize(
