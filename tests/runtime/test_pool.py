@@ -79,10 +79,15 @@ def test_measures_are_the_same_numbers_on_ray(cluster, make_setup, here, on_ray,
     setup = make_setup(scaffold(), norm=True)
     chosen = {"measure_images": 25, "measure_every": 2, "measure_layers": ["features.0", "head"]}
     setup = replace(
-        setup, job=replace(setup.job, measure=["local", "epochs", "drift", "confusion"], **chosen)
+        setup,
+        job=replace(
+            setup.job,
+            measure=["local", "train", "epochs", "drift", "gradients", "confusion"],
+            **chosen,
+        ),
     )
     assert on_ray(setup, actors) == (rounds := here(setup))
-    assert [len(round["notes"]) for round in rounds] == [0, 0, 6, 0]
+    assert [len(round["notes"]) for round in rounds] == [0, 0, 9, 0]
     assert [len(round["confusions"]) for round in rounds] == [0, 0, 4, 0]
 
 
