@@ -53,7 +53,7 @@ def epochs(
     rounds = {name: round_of(group, round) for name, group in groups.items()}
     counts: list[int] = []
     inches = width or (wide(2) if len(keys) > 1 else 5.5)
-    figure, axes = panels("", 1, len(keys), 3.0, inches, squeeze=False)
+    figure, axes = panels("", 1, len(keys), 3.0, inches)
     for panel, key in zip(axes[0], keys, strict=True):
         is_share = key in SHARES
         for number, (name, group) in enumerate(groups.items()):
