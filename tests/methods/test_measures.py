@@ -693,10 +693,10 @@ def test_a_worker_shows_the_images_to_the_global_model_once_per_round(
     )
     # Each client is a task of its own.
     play(with_measures(make_setup(fedavg(), task_images=1)))
-    trained = 2 + 1
-    assert len(shown) == 3 * (4 * trained + 1 + 2), (
-        "each client's model after each epoch and at the end, and the global model before and "
-        "after each round, for the round's alignment"
+    # After each epoch and at the end; and the client's own images, before and after.
+    of_client = 2 + 1 + 2
+    assert len(shown) == 3 * (4 * of_client + 1 + 2), (
+        "the global model before and after each round, for the round's alignment"
     )
 
 
