@@ -406,7 +406,16 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     if kind in ("forgetting", "confusion", "classes", "counts", "client", "partition"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
-        small = ("confusion", "epochs", "curves", "consistency", "sweep", "scatter", "bars", "client")
+        small = (
+            "confusion",
+            "epochs",
+            "curves",
+            "consistency",
+            "sweep",
+            "scatter",
+            "bars",
+            "client",
+        )
         assert picture.width >= (400 if kind in small else 1350)
     wide = figure(kind, *drawn_runs, *options, "--width", 7, "-o", tmp_path / "b.svg")
     assert ElementTree.parse(tmp_path / "b.svg").getroot().get("width") == f"{7 * 72}pt"

@@ -78,7 +78,6 @@ NEUTRAL = {
     m.PastTeachersDistill: {"beta": 0.0},
     m.PersonalHead: None,
     m.PredictionVariance: {"variance": 0.0},
-    m.PrivateAverage: None,
     m.PrototypeContrast: {"rounds": 1},
     m.PrototypeHead: None,
     m.PrototypeSimilarityDistill: {"mu": 0.0},
