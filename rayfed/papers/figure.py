@@ -156,8 +156,8 @@ KINDS = {
     "--round",
     type=int,
     help=(
-        "A measured round, of in-out, confusion and client; any round, of figures of models. If "
-        "not given: the last; of in-out, up to five rounds."
+        "A measured round, of in-out, epochs, confusion and client; any round, of figures of "
+        "models. If not given: the last; of in-out, up to five rounds."
     ),
 )
 @click.option(
