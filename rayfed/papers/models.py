@@ -99,7 +99,7 @@ def look(setup: Setup, weights: Weights, images: int, layers: Sequence[str] = ()
     if seen.features is None:
         raise InputError(
             f"model '{setup.job.model.name}' has no methods `features` and `head`, and this figure "
-            "draws features; docs/own.md shows a model that has them"
+            "draws features: give it features(x), (B, D), and head(h), (B, C)"
         )
     # The parameters would keep every model in memory.
     return replace(seen, parameters={})

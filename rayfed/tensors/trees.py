@@ -110,8 +110,12 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def num_bytes(tree: Tree) -> int:
-    """Return the number of bytes of a tree's tensors."""
-    return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
+    """Return the number of bytes of a tree's tensors; of sparse ones, as if they were dense."""
+    total = 0
+    for _, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            total += leaf.numel() * leaf.element_size()
+    return total
 
 
 def first_difference(tree: Tree, example: Tree) -> str | None:
