@@ -62,7 +62,8 @@ def test_a_job_needs_only_a_name():
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_is_read_back_as_it_was_written(name):
-    needed = {"path": "who.json"} if name == "file" else {}
+    keys = {"file": {"path": "who.json"}, "shares": {"shares": [[0.5, 0.5]]}}
+    needed = keys.get(name, {})
     job = read_job({"name": "n", "data": {"partition": {"name": name, **needed}}})
     assert isinstance(job.data.partition, PARTITIONS[name])
     assert again(job) == job

@@ -169,7 +169,7 @@ def test_alignment_is_that_of_the_last_measured_round(folder):
     assert math.isnan(ambiguous.value) and ambiguous.note.endswith(
         "the run has drift.alignment.a, drift.alignment.b"
     )
-    assert "width 128" in taken(run, "alignment_fc128_local").note
+    assert '["features.10"]' in taken(run, "alignment_fc128_local").note
 
 
 def test_domains_have_their_accuracy_and_a_plain_mean(folder):

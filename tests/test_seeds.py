@@ -91,8 +91,11 @@ CALLS = {
     # By the laws of the data, at the end, and of skews in tests/data/test_skews.py.
     ("data/skews.py", "skewed", "default_rng"): 1,
     ("data/samples.py", "hold_out", "default_rng"): 1,
-    ("data/partition.py", "split", "default_rng"): 2,
+    ("data/partition.py", "split", "default_rng"): 3,
     ("data/federation.py", "_withdraw", "default_rng"): 1,
+    # Figures of the loss around a model, which are the same each time.
+    ("papers/loss_space.py", "changes_under_noise", "manual_seed"): 1,
+    ("papers/loss_space.py", "leading", "manual_seed"): 1,
     # `verify --clients` shall take other clients each time.
     ("report/verify/again.py", "_train", "sample"): 1,
 }
@@ -404,10 +407,16 @@ def test_the_data_are_dealt_held_out_and_withdrawn_by_their_own_seeds(make_feder
         "held out": lambda seed: hold_out(train, 0.3, seed)[1].examples.tobytes(),
         "withdrawn": lambda seed: _withdraw(dealt, train, 2, seed)[1].tobytes(),
     }
+    needed = {"shares": {"shares": [[0.25, 0.25, 0.25, 0.25]]}}
     for name, rule in PARTITIONS.items():
         if "seed" in rule.__dataclass_fields__:
-            ways[name] = lambda seed, rule=rule: rule(3, seed).split(train.labels, 4).hash()
-    assert len(ways) == 2 + 5
+            keys = needed.get(name, {})
+
+            def split(seed, rule=rule, keys=keys):
+                return rule(3, seed, **keys).split(train.labels, 4).hash()
+
+            ways[name] = split
+    assert len(ways) == 2 + 6
     for name, way in ways.items():
         assert way(1) == way(1) != way(2), name
 

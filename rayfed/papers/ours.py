@@ -154,8 +154,8 @@ def _alignment(
     notes = run.notes if model == "local" else run.round_notes
     names = sorted(name for name in notes if name.startswith("drift.alignment"))
     chosen = f"drift.alignment.{LAYERS[width]}"
-    if chosen not in names and width == "512" and len(names) == 1:
-        chosen = names[0]
+    if chosen not in names and width == "512":
+        chosen = names[0] if len(names) == 1 else "drift.alignment"
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
         text = (

@@ -412,7 +412,7 @@ MEMORY = [
     "fedspeed",
     "fedsmoo",
 ]
-MEMORY += ["local", "fedbn", "fedper", "fedrep", "ditto", "fedrod"]
+MEMORY += ["topk", "local", "fedbn", "fedper", "fedrep", "ditto", "fedrod"]
 
 
 def test_a_report_that_is_annotated_so_gives_no_memory():
