@@ -618,7 +618,8 @@ def test_curves_by_epoch_are_the_means_of_a_rounds_clients(copy):
 
 
 def test_a_figure_by_epoch_takes_the_last_measured_round_and_all_seeds(runs):
-    for of_runs in ([runs[0]], seeds(runs[0], runs[0])):
+    names = [{**runs[0].job, "name": f"grid/fedavg/seed-{seed}"} for seed in (0, 1)]
+    for of_runs in ([runs[0]], [replace(runs[0], job=job) for job in names]):
         (panel,) = drawn(epochs.epochs, of_runs, of="divergence").axes
         numbers = of_clients(runs[0].folder, "drift.divergence")
         last = numbers["drift.divergence"][numbers["round"] == 4]
