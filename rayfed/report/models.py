@@ -41,7 +41,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """The local models of a round, as complete states for `load_state_dict`, on the CPU."""
+    """The local models of a round, as complete states for `load_state_dict`, on the CPU.
+
+    >>> models = local_models("runs/quickstart")  # doctest: +SKIP
+    >>> sorted(models.clients), models.differing  # doctest: +SKIP
+    ([1, 4, 7], {})
+    """
 
     round: int
     # The global model that the round's clients were sent.
