@@ -82,6 +82,7 @@ PRINTED = {
         r"\[\{'run': '.*', 'test_accuracy_max': 0\..*\}\]",
         r"client \d+ of 20: 0\.\d{3}",
         r"[12] [A-Z][\w/ -]+",
+        *[r"client \d+: 0\.\d{3}"] * 3,
         r"1663370",
         r"\[\d.*\]",
         r"\[\]",
