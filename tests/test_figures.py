@@ -37,8 +37,8 @@ from rayfed.papers import (
 from rayfed.papers.classes import class_accuracy, label_counts, similarity
 from rayfed.papers.clients import ranks
 from rayfed.papers.curves import curves, series
-from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, shown_matrices
+from rayfed.papers.kinds import KINDS
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.papers.figure import KINDS
 from rayfed.papers.items import item_of, items, told_changes
+from rayfed.papers.kinds import KINDS
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs/papers"
 DOCS = PAPERS.parents[1] / "docs"

@@ -363,6 +363,22 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
     return value
 
 
+def find_dataclass(name: str, known: Mapping[str, type], kind: str, method: str, form: str) -> Any:
+    """Return the dataclass with this name, which is in `known` or can be imported.
+
+    It must have the `method`, which a message writes as `form`. `kind` is as in `find`. Raises
+    `InputError` if there is no such class.
+    """
+    found: Any = find(name, known, kind)
+    is_class = inspect.isclass(found) and is_dataclass(found)
+    if not (is_class and callable(getattr(found, method, None))):
+        raise InputError(
+            f"{kind} '{name}' is {told(found)}; it must be a frozen dataclass with a method "
+            f"`{form}`"
+        )
+    return found
+
+
 def _imported(module_name: str, wanted: str) -> Any:
     """Import a module. Raises `InputError`, which says what is `wanted` from the module."""
     try:

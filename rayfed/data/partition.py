@@ -17,14 +17,23 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import inspect
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
-from rayfed.base.errors import InputError, told
-from rayfed.base.values import Checked, Ge, Le, PathMark, build, find, name_in, named, table
+from rayfed.base.errors import InputError
+from rayfed.base.values import (
+    Checked,
+    Ge,
+    Le,
+    PathMark,
+    build,
+    find_dataclass,
+    name_in,
+    named,
+    table,
+)
 
 # A Dirichlet split may draw that many random numbers by default; it takes about half a minute.
 MOST_DRAWS = 5 * 10**8
@@ -513,14 +522,7 @@ def _find(name: str) -> Any:
 
     Raises InputError for a class that is no rule.
     """
-    rule: Any = find(name, PARTITIONS, "partition")
-    is_class = inspect.isclass(rule) and is_dataclass(rule)
-    if not (is_class and callable(getattr(rule, "split", None))):
-        raise InputError(
-            f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method "
-            "`split`"
-        )
-    return rule
+    return find_dataclass(name, PARTITIONS, "partition", "split", "split")
 
 
 # A reader wants to know these values of a partition, also if they are the defaults.

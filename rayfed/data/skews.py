@@ -9,15 +9,14 @@ Shapes: `n` examples of a client, `N` clients, images of `C` channels and `H` x 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from rayfed.base.errors import InputError, told
-from rayfed.base.values import Checked, Ge, Gt, Le, build, find, name_in, named, table
+from rayfed.base.values import Checked, Ge, Gt, Le, build, find_dataclass, name_in, named, table
 
 
 class Skew(Protocol):
@@ -96,6 +95,7 @@ class Rotation(Checked):
         return np.rot90(examples, client % self.turns, axes=(2, 3))
 
 
+CHANGE = "change(self, examples, client, num_clients, generator)"
 SKEWS: Mapping[str, type[Any]] = {"none": NoSkew, "noise": Noise, "rotation": Rotation}
 
 
@@ -111,18 +111,15 @@ def skewed(skew: Skew, examples: np.ndarray, clients: list[np.ndarray], seed: in
     for client, rows in enumerate(clients):
         # The rule's draws come from `seed`, and those of the server's images from `[seed, 1]`.
         generator = np.random.default_rng([seed, 2, client])
-        own = skew.change(examples[rows], client, len(clients), generator)
         before = examples[rows]
-        if (
-            not isinstance(own, np.ndarray)
-            or own.shape != before.shape
-            or own.dtype != before.dtype
-        ):
+        after = skew.change(before, client, len(clients), generator)
+        # `before` may have been written to; its shape and its type are still what was given.
+        if _kind(after) != _kind(before):
             raise InputError(
-                f"data.skew: {type(skew).__qualname__}.change gives {_kind(own)} for client "
+                f"data.skew: {type(skew).__qualname__}.change gives {_kind(after)} for client "
                 f"{client}; give {_kind(before)}, as it got"
             )
-        changed[rows] = own
+        changed[rows] = after
     return changed
 
 
@@ -140,24 +137,10 @@ def read_skew(value: Any) -> Any:
     Noise(variance=0.5)
     """
     name, options = named(value, "data.skew", default="none")
-    return build(_find(name), options, "data.skew")
+    skew = find_dataclass(name, SKEWS, "skew", "change", CHANGE)
+    return build(skew, options, "data.skew")
 
 
 def write_skew(skew: Any) -> dict[str, Any]:
     """Return a skew in the form that `read_skew` reads."""
     return {"name": name_in(SKEWS, type(skew)), **table(skew)}
-
-
-def _find(name: str) -> Any:
-    """Return the class of a skew: one of `SKEWS`, or a user's own, by `module:Name`.
-
-    Raises `InputError` for a class that is no skew.
-    """
-    skew: Any = find(name, SKEWS, "skew")
-    is_class = inspect.isclass(skew) and is_dataclass(skew)
-    if not (is_class and callable(getattr(skew, "change", None))):
-        raise InputError(
-            f"skew '{name}' is {told(skew)}; it must be a frozen dataclass with a method "
-            "`change(self, examples, client, num_clients, generator)`"
-        )
-    return skew

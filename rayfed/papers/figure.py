@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -13,126 +13,8 @@ from rayfed.base.console import aligned, busy, shown
 from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.cli.options import RUN, Labels, label_option, starting
 from rayfed.papers.backend import import_matplotlib
+from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
-
-
-class Kind(NamedTuple):
-    """A kind of figure: the function in `rayfed.papers` that draws it, and what it shows.
-
-    `papers` are the figures of papers that it redraws.
-    """
-
-    drawn_by: str
-    what: str
-    papers: str
-    # The options that the kind has and others do not have.
-    takes: tuple[str, ...] = ()
-
-
-KINDS = {
-    "curves": Kind(
-        "curves:curves",
-        "accuracy or other numbers by round",
-        "FedNTD 7, 11, 13, FedLMD 4, 6, FedCAD 1, FedSSD 7, 8, FedCSD 5, 6",
-        ("of", "by_setting"),
-    ),
-    "forgetting": Kind(
-        "global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"
-    ),
-    "classes": Kind(
-        "classes:accuracy",
-        "accuracy of each class, by round",
-        "FedNTD 2a and 10, FedSSD 3",
-        ("client", "normalised"),
-    ),
-    "consistency": Kind(
-        "classes:consistency",
-        "similarity of class accuracies to the round before",
-        "FedNTD 2b",
-    ),
-    "counts": Kind(
-        "classes:counts", "labels of the round's clients and predicted labels", "FedLMD 2"
-    ),
-    "sweep": Kind(
-        "sweep:sweep",
-        "a number by a key of the job",
-        "FedNTD 2c, 15, 16, FedLMD 7 to 9, FedSSD 9, FedCSD 3, 4",
-        ("x", "of"),
-    ),
-    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5 and 8", ("of", "by_setting")),
-    "scatter": Kind(
-        "sweep:scatter",
-        "a number of each run or round against another one",
-        "FedNTD 8, FedSSD 2a",
-        ("x", "of", "by_round"),
-    ),
-    "local": Kind(
-        "clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"
-    ),
-    "in-out": Kind(
-        "clients:in_out",
-        "the same on a client's own and on other classes",
-        "FedNTD 4",
-        ("round",),
-    ),
-    "epochs": Kind(
-        "epochs:epochs",
-        "the same, or a distance, by local epoch",
-        "FedNTD 6, FedCSD 1a and 1b",
-        ("of", "round"),
-    ),
-    "divergence": Kind(
-        "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
-    ),
-    "confusion": Kind(
-        "global_model:confusion", "confusion matrices of models", "FedSSD 4", ("round",)
-    ),
-    "client": Kind(
-        "one_client:client",
-        "a client's data, and the class accuracies of its models",
-        "FedCAD 2",
-        ("client", "round"),
-    ),
-    "partition": Kind(
-        "partition:of_runs",
-        "labels of the first clients",
-        "FedNTD 3, FedSSD 6",
-        ("outside",),
-    ),
-    "t-sne": Kind(
-        "embedding:t_sne",
-        "t-SNE of test features of the global and local models",
-        "FedNTD 19 to 21, FedCSD 7",
-        ("round", "clients", "images"),
-    ),
-    "neurons": Kind(
-        "neurons:neurons",
-        "the class that each neuron prefers, in the global and local models",
-        "FedNTD 17",
-        ("round", "clients", "images"),
-    ),
-    "noise": Kind(
-        "loss_space:noise",
-        "change of the loss under noise on the weights",
-        "FedNTD 14a",
-        ("round", "images"),
-    ),
-    "landscape": Kind(
-        "loss_space:landscape",
-        "loss along two eigenvectors of its Hessian",
-        "FedNTD 14b",
-        ("round", "images", "grid"),
-    ),
-    "circle": Kind(
-        "circle:circle",
-        "density of two-dimensional features of length 1",
-        "FedNTD 18",
-        ("round", "clients", "images"),
-    ),
-    "unevenness": Kind(
-        "uneven:unevenness", "last accuracy by how uneven the clients' data are", ""
-    ),
-}
 
 
 @click.command()

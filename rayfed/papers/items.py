@@ -6,7 +6,6 @@ file is a table.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from rayfed.base.values import Checked, UnknownKey, build
 from rayfed.grid.cells import Cell, expand, matching, refuse_same
 from rayfed.job import flat, read_toml
 from rayfed.papers.cost import shows
+from rayfed.papers.kinds import KINDS
 from rayfed.papers.tables import ITEMS, grids
 
 # These keys change no number, so a picture does not name them.
@@ -219,10 +219,6 @@ def _refuse_runs(name: str, runs: Runs, jobs: Iterable[str], where: str) -> None
 
 def _refuse_figure(item: Item, where: str) -> None:
     """Raise `InputError` for a kind of figure that does not exist, or options that it has not."""
-    # The kinds stand with their command, and the commands need each other's package.
-    import_module("rayfed.cli")
-    from rayfed.papers.figure import KINDS
-
     if not item.figure:
         if item.options:
             raise InputError(f"{where}: options are for a figure, and this is a table")
