@@ -15,7 +15,7 @@ from rayfed.cli.options import job_argument, read_override, settings_option
 @job_argument
 @settings_option
 @click.option(
-    "--image", required=True, metavar="NAME", help="The image of all pods: `make image` makes one."
+    "--image", metavar="NAME", default="", help="The image of all pods: `make image` makes one."
 )
 @click.option(
     "--workers", type=click.IntRange(1), default=1, show_default=True, help="Pods that train."

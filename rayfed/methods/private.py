@@ -54,16 +54,16 @@ class PrivateAverage(Part):
         float, Ge(0), "deviation of the noise on the sum, over the clipping norm; 0: none"
     ] = 1.0
     delta: Annotated[
-        float, Gt(0), Lt(1), "chance that epsilon does not hold; below 1 / clients"
+        float, Gt(0), Lt(1), "probability that epsilon does not hold; give less than 1 / clients"
     ] = 1e-5
     quantile: Annotated[
         float, Ge(0), Lt(1), "share of updates that the clipping norm lets through; 0: it is fixed"
     ] = 0.0
     quantile_lr: Annotated[float, Gt(0), "how fast the clipping norm follows the quantile"] = 0.2
     hidden_cohorts: Annotated[
-        bool, "count on it that nobody learns who trained: not the job's seed, nor the tables"
+        bool, "a smaller epsilon, true only while the job's seed and the run's tables stay secret"
     ] = False
-    secret_file: Annotated[str, "file with the secret of the noise; '': the environment's"] = ""
+    secret_file: Annotated[str, "file with the secret; '': the variable RAYFED_NOISE_SECRET"] = ""
 
     def check(self, model: nn.Module, training: Training) -> None:
         require_accountant(self)

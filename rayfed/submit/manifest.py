@@ -63,6 +63,11 @@ class Cluster:
             raise InputError(
                 f"--memory '{self.memory}': write a whole number of Mi, Gi or Ti, such as 32Gi"
             )
+        if not self.image:
+            raise InputError(
+                "--image is missing: name the image that all pods run, which `make image` makes: "
+                "--image registry.example.com/rayfed:1"
+            )
         names = {"--image": self.image, "--claim": self.claim, "--queue": self.queue or "none"}
         for option, value in names.items():
             if not value.strip():

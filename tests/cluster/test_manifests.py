@@ -270,6 +270,7 @@ def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manif
         (["--memory", "32 GB"], "--memory '32 GB': write a whole number of Mi, Gi or Ti"),
         (["--queue", " "], "--queue ' ': give a name"),
         (["--claim", ""], "--claim '': give a name"),
+        (["--image", ""], "--image is missing: name the image that all pods run"),
         (
             ["-s", "data.source=mine.parquet"],
             "data.source = 'mine.parquet': a pod has no such file",
