@@ -69,10 +69,11 @@ class ClassGradients:
         return float(np.std(self.lengths)) / mean if mean else math.nan
 
     def notes(self) -> Iterator[tuple[str, float]]:
-        """Yield what is noted of the client."""
+        """Yield what is noted of the client: of its classes only what its classes define."""
         yield "length", float(torch.linalg.vector_norm(self.gradient, dtype=torch.float64))
-        yield "class_cosine", self.cosine()
-        yield "class_spread", self.spread()
+        for name, value in (("class_cosine", self.cosine()), ("class_spread", self.spread())):
+            if not math.isnan(value):
+                yield name, value
 
 
 def gradient_summand(
