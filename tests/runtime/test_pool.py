@@ -93,6 +93,27 @@ def test_measures_are_the_same_numbers_on_ray(cluster, make_setup, here, on_ray,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "power_of_choice", "candidates": 3},
+        {"name": "power_of_choice", "candidates": 3, "estimate": "batch"},
+        {"name": "power_of_choice", "candidates": 3, "estimate": "last"},
+        {"name": "oort", "exploration": 0.5, "least": 0.1, "window": 1, "quantile": 0.5},
+    ],
+    ids=["pow", "cpow", "rpow", "oort"],
+)
+def test_a_rule_that_looks_at_losses_chooses_the_same_clients_on_ray(
+    cluster, make_setup, here, on_ray, options
+):
+    clients = {"seconds_per_example": 0.1, "spread": 1.0, "sampling": options}
+    setup = make_setup(fedavg(), num_rounds=4, clients_per_round=2)
+    clients = read_job({"name": "tiny", "clients": clients}).clients
+    setup = replace(setup, job=replace(setup.job, clients=clients))
+    assert on_ray(setup, 2) == here(setup)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "name", ["ditto", "fedbn", "fedcsd", "fedcurv", "feddyn", "fedgkd", "fedper", "moon"]
 )
 def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(
