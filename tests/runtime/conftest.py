@@ -172,7 +172,7 @@ def _ray_head(environment, *flags, python=sys.executable):
     ]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
         # As docs/security.md has it.
-        environment = {**environment, "RAY_TMPDIR": folder} | {
+        environment = {**FAIR, **environment, "RAY_TMPDIR": folder} | {
             name: str(port) for name, port in metrics.items()
         }
         head = subprocess.Popen(
