@@ -143,7 +143,13 @@ def reached(paths):
 
 
 def environment(**more):
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | more
+    """The environment of a shell that knows nothing of Ray but the tests' niceness of actors."""
+    known = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_") or name == "RAY_worker_niceness"
+    }
+    return known | more
 
 
 @contextmanager
