@@ -251,13 +251,13 @@ def _train(
             ) as recorder,
         ):
             begin_log(path)
-            newest_round = recorder.restored()
+            newest_round = recorder.restore()
             everyone.restored(newest_round)
             for round in engine.rounds(setup, executor, newest_round, recorder.early_end):
                 # The recorder is first, and its failure ends the run: the others show what is
                 # recorded.
                 recorder.round(round)
-                executor.round(round)
+                executor.between_rounds(round)
                 everyone.round(round)
                 newest_round = round
     assert newest_round is not None, "there is always a round 0"

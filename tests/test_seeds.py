@@ -84,7 +84,7 @@ CALLS = {
     ("measures/clients.py", "sampled", "default_rng"): 1,
     ("rounds/own.py", "_tune", "manual_seed"): 1,
     # The rules of `clients.sampling`, by the laws in tests/clients/test_sampling.py.
-    ("clients/cohort.py", "pool_at", "default_rng"): 1,
+    ("clients/cohort.py", "choice_at", "default_rng"): 1,
     ("rounds/client_work.py", "loss_of", "default_rng"): 1,
     # The noise of differential privacy, by the laws in tests/methods/test_private.py.
     ("methods/private.py", "noise_of", "manual_seed"): 1,

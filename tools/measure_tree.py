@@ -135,8 +135,11 @@ def main() -> None:
         slow_links(arguments.mbit),
     ):
         with raylets(f"{folder}/ray") as address:
-            for way, most_bytes in (("all to the head", tasks.MOST_BYTES), ("in groups", 0)):
-                tasks.MOST_BYTES = most_bytes
+            for way, most_bytes in (
+                ("all to the head", tasks.MOST_BYTES_UNGROUPED),
+                ("in groups", 0),
+            ):
+                tasks.MOST_BYTES_UNGROUPED = most_bytes
                 on_ray = {"address": address, "actors": arguments.nodes}
                 name, before = f"tree/{way.replace(' ', '-')}", passed()
                 # What a run sends beside its rounds.

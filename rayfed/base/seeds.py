@@ -16,7 +16,7 @@ class Purpose(IntEnum):
     COHORT = 1
     # The order of a client's batches, and the augmentation of their images.
     BATCHES = 2
-    # The server's hooks. Each has a stream of its own.
+    # The server's hook `update`.
     UPDATE = 3
     MEASURE = 4
     AVAILABLE = 5
@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     SURVEY = 8
     # A client's hooks in the round, and what its model draws (Dropout).
     TRAIN = 9
+    # The server's hooks `init` and `tell`.
     INIT = 10
     TELL = 11
     HELD_OUT = 12

@@ -1,6 +1,6 @@
 """A round's cohort: which clients are chosen, and which of them answer in time.
 
-    the clients that are there (`pool_at`) -> some are chosen (`sampling.py`) -> some drop out ->
+    the clients that are there (`choice_at`) -> some are chosen (`sampling.py`) -> some drop out ->
     the first answers before the deadline count (`answers_of`)
 
 The cohort is known before the round is played, so only the clients whose answers count are trained.
@@ -17,7 +17,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.seeds import Purpose, chances, cohort, seed_of
 from rayfed.clients.clock import images_trained, seconds, speeds
 from rayfed.clients.participation import DROPS, Participation
-from rayfed.clients.sampling import Pool, State, Uniform, refuse_choice
+from rayfed.clients.sampling import Choice, State, Uniform, refuse_choice
 from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace
 
@@ -110,14 +110,14 @@ class Circumstances:
         return seconds(speed, images, self.num_bytes)
 
 
-def pool_at(of: Circumstances, state: State) -> Pool:
+def choice_at(of: Circumstances, state: State) -> Choice:
     """Return what the rule of `clients.sampling` may know when it chooses."""
     settings = of.settings
     present, traced = _there(of)
     time = None
     if settings.has_clock(traced) and settings.sampling != Uniform():
         time = of.seconds(present, traced)
-    return Pool(
+    return Choice(
         round=of.round,
         number=min(settings.chosen(of.training.clients_per_round), len(present)),
         there=present,
@@ -128,22 +128,22 @@ def pool_at(of: Circumstances, state: State) -> Pool:
     )
 
 
-def cohort_at(of: Circumstances, pool: Pool) -> Cohort:
-    """Return the cohort of a round, with the clients that the rule chooses from the pool."""
+def cohort_at(of: Circumstances, choice: Choice) -> Cohort:
+    """Return the cohort of a round, with the clients that the rule chooses."""
     rule = of.settings.sampling
-    chosen = refuse_choice(rule, pool, rule.choose(pool), "choose")
+    chosen = refuse_choice(rule, choice, rule.choose(choice), "choose")
     if replace(of.settings, sampling=Uniform()) == Participation():
         clients = chosen.tolist()
         answered = Cohort(chosen=clients, answered=clients)
     else:
-        answered = answers_of(of, pool, chosen)
+        answered = answers_of(of, choice, chosen)
     if not rule.asks:
         return answered
-    notes = {**answered.notes, "clients.asked": float(len(pool.asked))}
-    return replace(answered, notes=notes, asked=pool.asked.tolist())
+    notes = {**answered.notes, "clients.asked": float(len(choice.asked))}
+    return replace(answered, notes=notes, asked=choice.asked.tolist())
 
 
-def answers_of(of: Circumstances, pool: Pool, chosen: np.ndarray) -> Cohort:
+def answers_of(of: Circumstances, choice: Choice, chosen: np.ndarray) -> Cohort:
     """Return the cohort of the clients (K,) that were chosen: some drop out or are late."""
     settings = of.settings
     present, traced = _there(of)

@@ -38,7 +38,7 @@ def _no_losses() -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class Choice:
     """All that a rule may know when it chooses the clients of a round."""
 
     round: int
@@ -97,12 +97,12 @@ class Rule(Checked):
         """Return the state before the first round."""
         return {}
 
-    def ask(self, pool: Pool) -> np.ndarray:
+    def ask(self, choice: Choice) -> np.ndarray:
         """Return the clients to ask for the global model's loss on their data, int64 (Q,)."""
         return _none()
 
-    def choose(self, pool: Pool) -> np.ndarray:
-        """Return `pool.number` different clients that are there, int64 (K,), in any order."""
+    def choose(self, choice: Choice) -> np.ndarray:
+        """Return `choice.number` different clients that are there, int64 (K,), in any order."""
         raise NotImplementedError
 
     def learn(self, state: State, seen: Seen) -> State:
@@ -120,8 +120,8 @@ class Rule(Checked):
 class Uniform(Rule):
     """Choose each client with the same probability, without replacement."""
 
-    def choose(self, pool: Pool) -> np.ndarray:
-        return draw(pool.generator, pool.there, pool.number)
+    def choose(self, choice: Choice) -> np.ndarray:
+        return draw(choice.generator, choice.there, choice.number)
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Size(Rule):
     replacement.
     """
 
-    def choose(self, pool: Pool) -> np.ndarray:
-        return draw(pool.generator, pool.there, pool.number, pool.sizes[pool.there])
+    def choose(self, choice: Choice) -> np.ndarray:
+        return draw(choice.generator, choice.there, choice.number, choice.sizes[choice.there])
 
 
 @dataclass(frozen=True)
@@ -173,17 +173,17 @@ class PowerOfChoice(Rule):
     def start(self, num_clients: int) -> State:
         return {"losses": np.full(num_clients, math.inf)} if self.learns else {}
 
-    def ask(self, pool: Pool) -> np.ndarray:
-        return self._candidates(pool) if self.asks else _none()
+    def ask(self, choice: Choice) -> np.ndarray:
+        return self._candidates(choice) if self.asks else _none()
 
-    def choose(self, pool: Pool) -> np.ndarray:
-        candidates, losses = pool.asked, pool.losses
+    def choose(self, choice: Choice) -> np.ndarray:
+        candidates, losses = choice.asked, choice.losses
         if self.learns:
-            candidates = self._candidates(pool)
-            losses = pool.state["losses"][candidates]
-        chance = pool.generator.random(len(candidates))
+            candidates = self._candidates(choice)
+            losses = choice.state["losses"][candidates]
+        chance = choice.generator.random(len(candidates))
         largest_first = np.lexsort((chance, -losses))
-        return candidates[largest_first[: pool.number]]
+        return candidates[largest_first[: choice.number]]
 
     def learn(self, state: State, seen: Seen) -> State:
         if not self.learns:
@@ -204,10 +204,10 @@ class PowerOfChoice(Rule):
                 f"train; give {num_clients} or less"
             )
 
-    def _candidates(self, pool: Pool) -> np.ndarray:
+    def _candidates(self, choice: Choice) -> np.ndarray:
         """Draw the candidates, (Q,), by size; if fewer are there, all of them."""
-        number = min(self.candidates, len(pool.there))
-        return draw(pool.generator, pool.there, number, pool.sizes[pool.there])
+        number = min(self.candidates, len(choice.there))
+        return draw(choice.generator, choice.there, number, choice.sizes[choice.there])
 
 
 @dataclass(frozen=True)
@@ -263,24 +263,24 @@ class Oort(Rule):
             "quantile": np.array(self.quantile),
         }
 
-    def choose(self, pool: Pool) -> np.ndarray:
-        state, there = pool.state, pool.there
+    def choose(self, choice: Choice) -> np.ndarray:
+        state, there = choice.state, choice.there
         has_trained = state["last"][there] > 0
-        slowness = self._slowness(pool, has_trained)
+        slowness = self._slowness(choice, has_trained)
         known, new = there[has_trained], there[~has_trained]
 
-        share = max(self.least, self.exploration * self.decay ** (pool.round - 1))
+        share = max(self.least, self.exploration * self.decay ** (choice.round - 1))
         # Without rounding, 10 * (1 - 0.9) would be a little less than 1.
-        number = math.floor(round(pool.number * (1 - share), 9))
+        number = math.floor(round(choice.number * (1 - share), 9))
         # Clients that are not new take the places for which there is no new one.
-        number = min(max(number, pool.number - len(new)), len(known))
+        number = min(max(number, choice.number - len(new)), len(known))
         chosen = _none()
         if number:
-            scores = self._scores(pool, known) * slowness[has_trained]
+            scores = self._scores(choice, known) * slowness[has_trained]
             last_score = np.sort(scores)[len(scores) - number]
             good = scores >= self.cut_off * last_score
-            chosen = draw(pool.generator, known[good], number, scores[good])
-        explored = draw(pool.generator, new, pool.number - number, slowness[~has_trained])
+            chosen = draw(choice.generator, known[good], number, scores[good])
+        explored = draw(choice.generator, new, choice.number - number, slowness[~has_trained])
         return np.concatenate([chosen, explored])
 
     def learn(self, state: State, seen: Seen) -> State:
@@ -314,27 +314,27 @@ class Oort(Rule):
                 f"clients.sampling.exploration = {self.exploration}; give at most that"
             )
 
-    def _slowness(self, pool: Pool, has_trained: np.ndarray) -> np.ndarray:
+    def _slowness(self, choice: Choice, has_trained: np.ndarray) -> np.ndarray:
         """Return the factor of each client that is there, (A,): 1 if it is not slow."""
-        if pool.seconds is None or not self.penalty:
-            return np.ones(len(pool.there))
+        if choice.seconds is None or not self.penalty:
+            return np.ones(len(choice.there))
         # The server knows how long a client took when it trained. Of others, it knows the device.
-        seconds = np.where(has_trained, pool.state["seconds"][pool.there], pool.seconds)
-        quantile = float(pool.state["quantile"])
+        seconds = np.where(has_trained, choice.state["seconds"][choice.there], choice.seconds)
+        quantile = float(choice.state["quantile"])
         place = min(math.floor(round(quantile * len(seconds), 9)), len(seconds) - 1)
         longest = np.sort(seconds)[place]
         slow = seconds > longest
         return np.where(slow, longest / np.where(slow, seconds, 1.0), 1.0) ** self.penalty
 
-    def _scores(self, pool: Pool, known: np.ndarray) -> np.ndarray:
+    def _scores(self, choice: Choice, known: np.ndarray) -> np.ndarray:
         """Return the scores (n,) of clients (n,) that have trained, without their slowness."""
-        utility = pool.state["utility"][known]
+        utility = choice.state["utility"][known]
         in_order = np.sort(utility)
         place = min(math.floor(round(self.clip * len(utility), 9)), len(utility) - 1)
         low = 0.999 * in_order[0]
         spread = max(in_order[-1] - low, 1e-4)
         scores = (np.minimum(utility, in_order[place]) - low) / spread
-        return scores + np.sqrt(0.1 * math.log(pool.round) / pool.state["last"][known])
+        return scores + np.sqrt(0.1 * math.log(choice.round) / choice.state["last"][known])
 
 
 def draw(
@@ -398,7 +398,7 @@ def _find(name: str) -> Any:
     if not is_rule or rule.choose is Rule.choose:
         raise InputError(
             f"sampling '{name}' is {told(rule)}; it must be a frozen dataclass that derives from "
-            "rayfed.clients.sampling.Rule and has a method `choose(self, pool)`"
+            "rayfed.clients.sampling.Rule and has a method `choose(self, choice)`"
         )
     return rule
 
@@ -417,13 +417,13 @@ def start(rule: Rule, num_clients: int) -> State:
     return refuse_state(rule, rule.start(num_clients), "start")
 
 
-def refuse_choice(rule: Rule, pool: Pool, chosen: Any, verb: str) -> np.ndarray:
+def refuse_choice(rule: Rule, choice: Choice, chosen: Any, verb: str) -> np.ndarray:
     """Return the clients that a rule has chosen, or has asked, int64, in ascending order.
 
     Raises `BrokenContract` if they are not different clients that are there, or if the rule has not
     chosen as many as it should.
     """
-    label = f"{label_of(rule)}, round {pool.round}: {verb}"
+    label = f"{label_of(rule)}, round {choice.round}: {verb}"
     try:
         clients = np.asarray(chosen)
     except ValueError:
@@ -434,16 +434,16 @@ def refuse_choice(rule: Rule, pool: Pool, chosen: Any, verb: str) -> np.ndarray:
             f"{label} gives {told(chosen)}; give the numbers of clients, as an array"
         )
     clients = clients.astype(np.int64)
-    absent = clients[~np.isin(clients, pool.there)]
+    absent = clients[~np.isin(clients, choice.there)]
     if len(absent):
-        raise BrokenContract(f"{label} gives client {absent[0]}, which is not in pool.there")
+        raise BrokenContract(f"{label} gives client {absent[0]}, which is not in choice.there")
     in_order = np.sort(clients)
     repeated = in_order[1:][np.diff(in_order) == 0]
     if len(repeated):
         raise BrokenContract(f"{label} gives client {repeated[0]} twice; give each client once")
-    if verb == "choose" and len(in_order) != pool.number:
+    if verb == "choose" and len(in_order) != choice.number:
         raise BrokenContract(
-            f"{label} gives {len(in_order)} clients; give pool.number, which is {pool.number}"
+            f"{label} gives {len(in_order)} clients; give choice.number, which is {choice.number}"
         )
     return in_order
 

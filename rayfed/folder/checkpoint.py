@@ -241,7 +241,7 @@ class Checkpoint:
 
 
 def _arrays(tensors: Mapping[str, Tensor] | None) -> dict[str, np.ndarray] | None:
-    """Return tensors as arrays; None, as in older checkpoints, stays None."""
+    """Return tensors as arrays; None stays None."""
     if tensors is None:
         return None
     return {name: tensor.numpy() for name, tensor in tensors.items()}

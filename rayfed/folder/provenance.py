@@ -170,7 +170,7 @@ def refuse_edited(job: Job) -> None:
     _at_the_start.update(modules)
 
 
-def to_send(job: Job) -> list[Source]:
+def modules_to_send(job: Job) -> list[Source]:
     """Return the user's modules as they were when the run began, for actors to import them."""
     modules = []
     for name, content in sources(job).items():

@@ -110,8 +110,8 @@ class Recorder:
             self._locks = locks.pop_all()
         return self
 
-    def restored(self) -> Round | None:
-        """Return the round of the checkpoint to continue from; None for a new run."""
+    def restore(self) -> Round | None:
+        """Restore the round of the checkpoint to continue from; returns None for a new run."""
         if self._saved is None:
             return None
         number = self._saved.round

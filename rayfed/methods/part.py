@@ -113,7 +113,11 @@ class Part(Checked):
         return None
 
     def init(self, weights: Weights) -> Tree:
-        """Return the server's state before the first round, from the initial weights."""
+        """Return the server's state before the first round in which the part acts.
+
+        `weights` are the global model's at that time: the initial ones, but for a part that comes
+        later (`switch`).
+        """
         return None
 
     def survey(self, client: ClientView) -> Tree:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayfed.base.errors import Diverged, InputError
-from rayfed.clients.cohort import BYTES_OF_LOSS, Circumstances, Cohort, cohort_at, pool_at
+from rayfed.clients.cohort import BYTES_OF_LOSS, Circumstances, Cohort, choice_at, cohort_at
 from rayfed.clients.sampling import Seen, State, label_of, refuse_choice, refuse_state, start
 from rayfed.rounds.executor import Executor, Losses
 from rayfed.rounds.messages import ClientReply
@@ -40,7 +40,7 @@ def cohort_of(setup: Setup, round: int) -> Cohort:
             "the rounds before it"
         )
     of = circumstances(setup, round)
-    return of.simple_cohort() or cohort_at(of, pool_at(of, started(setup)))
+    return of.simple_cohort() or cohort_at(of, choice_at(of, started(setup)))
 
 
 def choose(setup: Setup, executor: Executor, previous: Round) -> Cohort:
@@ -50,12 +50,12 @@ def choose(setup: Setup, executor: Executor, previous: Round) -> Cohort:
     simple = of.simple_cohort()
     if simple is not None:
         return simple
-    pool = pool_at(of, started(setup) if previous.sampling is None else previous.sampling)
+    choice = choice_at(of, started(setup) if previous.sampling is None else previous.sampling)
     if rule.asks:
-        asked = refuse_choice(rule, pool, rule.ask(pool), "ask")
+        asked = refuse_choice(rule, choice, rule.ask(choice), "ask")
         losses = losses_of(setup, executor, previous.weights, of.round, asked)
-        pool = replace(pool, asked=asked, losses=losses)
-    return cohort_at(of, pool)
+        choice = replace(choice, asked=asked, losses=losses)
+    return cohort_at(of, choice)
 
 
 def losses_of(

@@ -1,4 +1,4 @@
-"""A client's work: survey and train. The only local training loop of the package.
+"""A client's work: its loss, its survey, its training. The only local training loop of the package.
 
 All of it is a function of the run's setup, the round's broadcast and the client. So any process may
 do it, and do it again.

@@ -1,6 +1,6 @@
 """The rounds of a run, from top to bottom.
 
-    rounds        the loop: evaluate round n while round n + 1 trains
+    rounds        the loop: evaluate round n while round n + 1 trains (on Ray)
     NextRound     the round that is in flight meanwhile
     open_round    draw a cohort, survey it, let the parts tell what they send
     begin_round   open the round and hand out its training
@@ -89,8 +89,8 @@ def rounds(
         current = NextRound(setup, executor, current).finish(current)
 
     while True:
-        # Nothing in training depends on an evaluation. So the next round begins before this one is
-        # measured, and workers that have no test images left go on with clients.
+        # Nothing in training depends on an evaluation. So on Ray the next round begins before this
+        # one is measured, and workers that have no test images left go on with clients.
         results = begin_evaluation(setup, executor, current)
         with closing(NextRound(setup, executor, current)) as following:
             current = with_evaluation(setup, current, results)
@@ -152,7 +152,11 @@ class NextRound:
             self._error = error
 
     def finish(self, previous: Round) -> Round:
-        """Wait for the round and return it, not evaluated; `previous` is recorded by now."""
+        """Wait for the round and return it, not evaluated.
+
+        `previous` is the round that this object was made with, evaluated and recorded by now: its
+        best accuracies are needed.
+        """
         if self._error is not None:
             raise self._error
         begun = self._begun or begin_round(self._setup, self._executor, previous)
@@ -196,7 +200,7 @@ class Opening:
         for_losses = num_bytes(broadcast.weights) * self.cohort.num_only_asked
         return num_bytes(sent) * len(self.cohort.chosen) + for_losses
 
-    def unchanged(self, previous: Round) -> Round:
+    def without_answers(self, previous: Round) -> Round:
         """Return the round in which no client answers: the model stays as it was."""
         return replace(
             previous.without_results(),
@@ -280,11 +284,11 @@ def finish_round(
 ) -> Round:
     """Add up the replies in order, and let the parts make the next model; it is not evaluated."""
     number, cohort = opening.broadcast.round, opening.cohort
-    unchanged = opening.unchanged(previous)
+    without_answers = opening.without_answers(previous)
     if not cohort.answered:
         replies.close()
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
-        return unchanged
+        return without_answers
 
     # In the order of the tasks, whichever arrives first: so the sum has the same bits every time.
     reply = add_up(f"round {number}", replies)
@@ -306,13 +310,13 @@ def finish_round(
         measured |= drift(setup, executor, number, previous.weights, weights)
 
     in_order = cohort_order(reply.clients, cohort.answered)
-    bytes_up = unchanged.bytes_up + opening.bytes_surveyed + reply.bytes_up
+    bytes_up = without_answers.bytes_up + opening.bytes_surveyed + reply.bytes_up
     bytes_up += bytes_reported(setup, in_order)
     confusions = {
         client.row.client: client.confusion for client in in_order if client.confusion is not None
     }
     return replace(
-        unchanged,
+        without_answers,
         weights=weights,
         shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},

@@ -53,7 +53,10 @@ Progress = Callable[[int, int], None]
 
 
 class ClientRunner(Protocol):
-    """Serves the clients of a setup. This is all that work may ask of the process it runs in."""
+    """Serves the clients of a setup; it is a `rayfed.runtime.runner.Runner`.
+
+    This is all that work may ask of the process it runs in.
+    """
 
     def losses(
         self, weights: Packed, tasks: Sequence[Task], round: int, *, one_batch: bool
@@ -299,7 +302,7 @@ class Executor(ABC):
         """Say whether this process may soon be ended, so that a checkpoint is needed now."""
 
     @abstractmethod
-    def round(self, round: Round) -> None:
+    def between_rounds(self, round: Round) -> None:
         """Use the moment between two rounds: the round is recorded."""
 
 
@@ -350,7 +353,7 @@ class InProcess(Executor):
         """Return False: nothing here ends this process."""
         return False
 
-    def round(self, round: Round) -> None:
+    def between_rounds(self, round: Round) -> None:
         """Do nothing: there is no cluster that could have changed."""
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from torch import nn
 
 from rayfed.base.errors import BrokenContract, InputError
-from rayfed.clients.cohort import Circumstances, held_out, pool_at
+from rayfed.clients.cohort import Circumstances, choice_at, held_out
 from rayfed.clients.sampling import (
     SAMPLINGS,
-    Pool,
+    Choice,
     Rule,
     Seen,
     label_of,
@@ -74,23 +74,23 @@ def refuse_own_sampling(of: Circumstances) -> None:
     if first != second:
         raise InputError(
             f"{label_of(rule)}: choose gives other clients when it is asked again; draw from "
-            "pool.generator alone, and keep nothing but the state"
+            "choice.generator alone, and keep nothing but the state"
         )
 
 
 def trial(of: Circumstances) -> list[int]:
     """Return the clients that the rule chooses, after it was started; let it learn, too."""
     rule = of.settings.sampling
-    pool = pool_at(of, start(rule, len(of.sizes)))
-    asked = refuse_choice(rule, pool, rule.ask(pool), "ask")
-    pool = replace(pool, asked=asked, losses=np.arange(1.0, len(asked) + 1))
-    clients = refuse_choice(rule, pool, rule.choose(pool), "choose")
-    refuse_state(rule, rule.learn(pool.state, seen_in_trial(pool, clients)), "learn")
+    choice = choice_at(of, start(rule, len(of.sizes)))
+    asked = refuse_choice(rule, choice, rule.ask(choice), "ask")
+    choice = replace(choice, asked=asked, losses=np.arange(1.0, len(asked) + 1))
+    clients = refuse_choice(rule, choice, rule.choose(choice), "choose")
+    refuse_state(rule, rule.learn(choice.state, seen_in_trial(choice, clients)), "learn")
     return clients.tolist()
 
 
-def seen_in_trial(pool: Pool, clients: np.ndarray) -> Seen:
+def seen_in_trial(choice: Choice, clients: np.ndarray) -> Seen:
     """Return what these clients (K,) might report: a loss of 1."""
     ones = np.ones(len(clients))
-    seconds = None if pool.seconds is None else ones
-    return Seen(pool.round, clients, pool.sizes[clients], ones, ones, seconds)
+    seconds = None if choice.seconds is None else ones
+    return Seen(choice.round, clients, choice.sizes[clients], ones, ones, seconds)

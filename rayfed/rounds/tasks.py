@@ -24,7 +24,7 @@ MOST_TASKS = 2000
 TAPER = 8
 # The most bytes of a round's sums that the driver gets one by one. A link of 10 Gbit/s takes three
 # seconds for them.
-MOST_BYTES = 2**32
+MOST_BYTES_UNGROUPED = 2**32
 # The most tasks in a group.
 LARGEST_GROUP = 16
 
@@ -82,7 +82,7 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[TaskGroup]:
     >>> grouped([(3,), (0, 2), (1,)], 4 * 10**9)
     [[(3,), (0, 2), (1,)]]
     """
-    size = LARGEST_GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES else 1
+    size = LARGEST_GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES_UNGROUPED else 1
     count = -(-len(tasks) // size)
     groups: list[TaskGroup] = []
     for number in range(count):

@@ -164,7 +164,7 @@ def refuse_input(error: RayError) -> None:
         raise InputError(str(cause)) from None
 
 
-def is_loss(error: RayError) -> bool:
+def is_lost(error: RayError) -> bool:
     """Say whether a call was lost with its actor or its objects.
 
     If it was not lost, the work itself has raised an exception.

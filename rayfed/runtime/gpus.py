@@ -22,7 +22,7 @@ from rayfed.job import RayOptions
 from rayfed.rounds.engine import play, start
 from rayfed.rounds.round import Round
 from rayfed.rounds.setup import Setup
-from rayfed.runtime.causes import is_loss, refuse_input
+from rayfed.runtime.causes import is_lost, refuse_input
 from rayfed.runtime.heartbeat import got
 from rayfed.runtime.placement import Resources
 from rayfed.runtime.this_process import ThisProcess
@@ -120,7 +120,7 @@ def measure_share(
         ) from None
     except RayError as error:
         refuse_input(error)
-        if is_loss(error):
+        if is_lost(error):
             raise
         raise ClientFailed(
             f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}"

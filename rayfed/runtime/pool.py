@@ -29,12 +29,12 @@ from rayfed.rounds.setup import Setup
 from rayfed.runtime import policy
 from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.deadline import Deadline
-from rayfed.runtime.failures import Mishap, given_up, mishap_of, own_error
+from rayfed.runtime.failures import Mishap, error_at_once, given_up, mishap_of
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.heartbeat import Heartbeat, got
 from rayfed.runtime.items import Answer, ItemState, MapCall, Message, QueuedItem, text_of
 from rayfed.runtime.policy import Tries, Trouble
-from rayfed.runtime.remote import bring, num_objects, to_send, together
+from rayfed.runtime.remote import bring, items_to_send, num_objects, together
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker_group import TICK, Worker, WorkerGroup, named
 from rayfed.tensors.trees import Tree, num_bytes
@@ -53,7 +53,7 @@ LONGEST_TICK = 1.0
 # The most items in a message whose sums a worker holds.
 MOST_ITEMS = 4
 # The most bytes that the sums of a message have together.
-MOST_BYTES = 2**26
+MOST_BYTES_OF_MESSAGE = 2**26
 # What stands in place of a result that has not come.
 NOT_HERE = object()
 
@@ -122,7 +122,7 @@ class Pool(Executor):
         return self._group.head.silent
 
     @ray_may_fail()
-    def round(self, round: Round) -> None:
+    def between_rounds(self, round: Round) -> None:
         """Show a recorded round in the gauges, and look for nodes that have come."""
         clients = [row.client for row in round.clients]
         images = self._images(clients) if clients else 0
@@ -152,7 +152,7 @@ class Pool(Executor):
         """Return the most items in a message: a worker holds their sums until all are done."""
         if work.kind in ("survey", "train"):
             bytes_of_sum = 2 * max(1, num_bytes(shared["weights"]))
-            return max(1, min(MOST_ITEMS, MOST_BYTES // bytes_of_sum))
+            return max(1, min(MOST_ITEMS, MOST_BYTES_OF_MESSAGE // bytes_of_sum))
         return sys.maxsize
 
     def _images(self, clients: Sequence[int]) -> int:
@@ -251,6 +251,7 @@ class Pool(Executor):
                 worker = self._worker_for(call.waiting[0])
                 if worker is None:
                     break
+                # The pieces of an evaluation have no clients.
                 evenly = not call.total
                 items = call.next_message(self._group.size if evenly else workers, evenly=evenly)
                 references = self._send(call, items, worker)
@@ -281,7 +282,7 @@ class Pool(Executor):
         work = items[0].work
         shared = {} if items[0].addends else call.shared
         trees = [self._put(name, tree) for name, tree in shared.items()]
-        values, objects = to_send(items, self._deadline.of_fetching)
+        values, objects = items_to_send(items, self._deadline.of_fetching)
         count = 1 + sum(num_objects(item) for item in items)
         do = worker.actor.do.options(num_returns=count, name=work.name)
         references = do.remote(work, values, list(shared), *trees, *objects)
@@ -363,7 +364,7 @@ class Pool(Executor):
         if worker is not None:
             self._settle(worker, decision.worker)
         if decision.items is policy.ItemFate.FAIL:
-            raise own_error(call.work, mishap) from None
+            raise error_at_once(call.work, mishap) from None
         if call.over:
             return
         if decision.counts:

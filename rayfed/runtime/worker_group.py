@@ -18,7 +18,7 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
-from rayfed.folder.provenance import to_send
+from rayfed.folder.provenance import modules_to_send
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import HardwareKind
 from rayfed.rounds.setup import Setup
@@ -165,7 +165,7 @@ class WorkerGroup:
         # The last words of the last worker that was given up.
         self._last_words = ""
         # The user's modules, for actors to import them as they were when the run began.
-        self._modules = to_send(self.setup.job)
+        self._modules = modules_to_send(self.setup.job)
 
     # The life of the worker group.
 
@@ -210,7 +210,10 @@ class WorkerGroup:
         return f"{waiting}; {command} shows whether there is room" if command else waiting
 
     def grow(self, seconds: float = HEAD_LIMIT) -> None:
-        """Create more workers where the cluster has room, if the head answers in `seconds`."""
+        """Replace idle workers on draining nodes, and create more where the cluster has room.
+
+        Nothing happens if the head does not answer in `seconds`.
+        """
         by_id = self.head.nodes(seconds)
         if by_id is None:
             return

@@ -101,8 +101,9 @@ def weight_of(path: Path) -> float | None:
 class OrderedSum:
     """Adds trees in the given order, in float64; integers stay exact integers.
 
-    The caller fixes the order, so the bits of the sum do not depend on which client was ready
-    first. The product of a float32 weight and a number of samples is exact in float64.
+    The sum of floats depends on their order. The caller fixes it, so the bits of the sum do not
+    depend on which client was ready first. The product of a float32 weight and a number of samples
+    is exact in float64.
 
     >>> from rayfed.tensors.trees import Scaled
     >>> total = OrderedSum()

@@ -18,7 +18,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.seeds import cohort
 from rayfed.clients.batches import batches
 from rayfed.clients.clock import images_trained, seconds, speeds
-from rayfed.clients.cohort import Circumstances, Cohort, cohort_at, pool_at
+from rayfed.clients.cohort import Circumstances, Cohort, choice_at, cohort_at
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace, open_trace, read_trace
@@ -33,7 +33,7 @@ def draw(round=1, *, seed=0, k=4, sizes=(10,) * 12, trace=None, **settings):
     settings = Participation(**({} if trace is None else {"trace": "some.parquet"}), **settings)
     training = Training(clients_per_round=k)
     of = Circumstances(round, seed, settings, training, trace, np.array(sizes), MODEL)
-    return of.simple_cohort() or cohort_at(of, pool_at(of, {}))
+    return of.simple_cohort() or cohort_at(of, choice_at(of, {}))
 
 
 def trace_of(*rows, **columns):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from rayfed.base.errors import BrokenContract, InputError
 from rayfed.base.seeds import Purpose, cohort, seed_of
-from rayfed.clients.cohort import Circumstances, cohort_at, pool_at
+from rayfed.clients.cohort import Circumstances, choice_at, cohort_at
 from rayfed.clients.participation import Participation
 from rayfed.clients.sampling import (
+    Choice,
     Oort,
-    Pool,
     PowerOfChoice,
     Rule,
     Seen,
@@ -37,8 +37,8 @@ def generator(round=1, seed=0):
     return np.random.default_rng(seed_of(seed, Purpose.COHORT, round))
 
 
-def pool(rule, number=3, *, round=1, there=range(8), seconds=None, state=None, seed=0):
-    return Pool(
+def choice(rule, number=3, *, round=1, there=range(8), seconds=None, state=None, seed=0):
+    return Choice(
         round,
         number,
         np.array(there),
@@ -73,22 +73,22 @@ all_pools = st.tuples(st.integers(0, 10**6), st.integers(1, 99), st.integers(0, 
 @given(all_pools)
 def test_uniform_is_the_cohort_of_the_seed(place):
     seed, round, number = place
-    chosen = Uniform().choose(pool(Uniform(), number, round=round, seed=seed))
+    chosen = Uniform().choose(choice(Uniform(), number, round=round, seed=seed))
     assert chosen.tolist() == cohort(seed, round, 8, number)
 
 
 @given(all_pools, st.integers(1, 50))
 def test_size_with_equal_sizes_is_uniform(place, size):
     seed, round, number = place
-    equal = replace(pool(Size(), number, round=round, seed=seed), sizes=np.full(8, size))
+    equal = replace(choice(Size(), number, round=round, seed=seed), sizes=np.full(8, size))
     assert Size().choose(equal).tolist() == cohort(seed, round, 8, number)
 
 
 def test_size_chooses_by_size_and_without_replacement():
-    once = frequencies(lambda round: Size().choose(pool(Size(), 1, round=round)))
+    once = frequencies(lambda round: Size().choose(choice(Size(), 1, round=round)))
     # A standard deviation is 0.008 at most.
     np.testing.assert_allclose(once, SIZES / SIZES.sum(), atol=0.03)
-    four = frequencies(lambda round: Size().choose(pool(Size(), 4, round=round)), 300)
+    four = frequencies(lambda round: Size().choose(choice(Size(), 4, round=round)), 300)
     assert four.sum() == pytest.approx(4) and four.max() <= 1
     assert not np.allclose(four, 0.5, atol=0.1), "uniform has a half each"
 
@@ -97,7 +97,7 @@ def test_size_chooses_by_size_and_without_replacement():
 def test_power_of_choice_with_all_candidates_takes_the_largest_losses(place, losses):
     seed, round, number = place
     rule, losses = PowerOfChoice(candidates=8), np.array(losses)
-    asking = pool(rule, number, round=round, seed=seed)
+    asking = choice(rule, number, round=round, seed=seed)
     asked = rule.ask(asking)
     assert asked.tolist() == list(range(8))
     chosen = rule.choose(replace(asking, asked=asked, losses=losses[asked]))
@@ -110,20 +110,20 @@ def test_power_of_choice_with_as_many_candidates_as_places_is_sampling_by_size()
     """The losses do not matter then."""
     for round in range(1, 20):
         rule = PowerOfChoice(candidates=3)
-        asking = pool(rule, round=round)
+        asking = choice(rule, round=round)
         asked = rule.ask(asking)
         chosen = rule.choose(replace(asking, asked=asked, losses=np.arange(3.0)))
-        assert sorted(chosen.tolist()) == Size().choose(pool(Size(), round=round)).tolist()
+        assert sorted(chosen.tolist()) == Size().choose(choice(Size(), round=round)).tolist()
 
 
 def test_power_of_choice_by_last_losses_takes_new_clients_first_then_the_largest():
     rule = PowerOfChoice(candidates=8, estimate="last")
-    assert rule.ask(pool(rule)).tolist() == [] and not rule.asks and rule.learns
+    assert rule.ask(choice(rule)).tolist() == [] and not rule.asks and rule.learns
     state = rule.learn(start(rule, 8), seen(1, {0: 1, 1: 9, 2: 3, 3: 2, 4: 5}))
-    chosen = rule.choose(pool(rule, 5, state=state))
+    chosen = rule.choose(choice(rule, 5, state=state))
     assert set(chosen.tolist()) == {5, 6, 7, 1, 4}
     state = rule.learn(state, seen(2, {5: 0.5, 6: 4, 7: 1, 1: 0.1}))
-    assert set(rule.choose(pool(rule, 3, state=state)).tolist()) == {4, 6, 2}
+    assert set(rule.choose(choice(rule, 3, state=state)).tolist()) == {4, 6, 2}
 
 
 def test_equal_losses_are_taken_in_the_order_of_the_seed():
@@ -131,7 +131,7 @@ def test_equal_losses_are_taken_in_the_order_of_the_seed():
     asked, equal = np.arange(8), np.zeros(8)
 
     def choose(round):
-        return rule.choose(replace(pool(rule, 2, round=round), asked=asked, losses=equal))
+        return rule.choose(replace(choice(rule, 2, round=round), asked=asked, losses=equal))
 
     np.testing.assert_allclose(frequencies(choose, 2000), 0.25, atol=0.05)
 
@@ -142,7 +142,7 @@ def test_oort_without_utility_is_uniform(place):
     seed, round, number = place
     rule = Oort(penalty=0.0)
     seconds = np.arange(1.0, 9.0)
-    chosen = rule.choose(pool(rule, number, round=round, seed=seed, seconds=seconds))
+    chosen = rule.choose(choice(rule, number, round=round, seed=seed, seconds=seconds))
     assert chosen.tolist() == cohort(seed, round, 8, number)
 
 
@@ -152,7 +152,7 @@ def test_oort_with_equal_utilities_is_uniform():
     equal = np.full(8, 10)
     state = rule.learn(start(rule, 8), seen(1, dict.fromkeys(range(8), 2.0), sizes=equal))
     for round in range(2, 30):
-        chosen = rule.choose(pool(rule, 3, round=round, state=state))
+        chosen = rule.choose(choice(rule, 3, round=round, state=state))
         assert chosen.tolist() == cohort(0, round, 8, 3)
 
 
@@ -160,9 +160,9 @@ def test_oort_prefers_large_losses_and_many_examples():
     rule = Oort(exploration=0.0, least=0.0, penalty=0.0, cut_off=1.0, clip=1.0)
     state = rule.learn(start(rule, 8), seen(1, dict.fromkeys(range(8), 2.0)))
     # The utility is by size now: 80, 40, 20, 20.
-    assert set(rule.choose(pool(rule, 2, round=2, state=state)).tolist()) == {6, 1}
+    assert set(rule.choose(choice(rule, 2, round=2, state=state)).tolist()) == {6, 1}
     state = rule.learn(state, seen(1, {6: 0.01, 2: 400.0}))
-    assert set(rule.choose(pool(rule, 2, round=2, state=state)).tolist()) == {2, 1}
+    assert set(rule.choose(choice(rule, 2, round=2, state=state)).tolist()) == {2, 1}
 
 
 def test_oort_by_hand():
@@ -170,7 +170,7 @@ def test_oort_by_hand():
     rule = Oort(penalty=2.0, quantile=0.5, clip=0.5)
     state = rule.learn(start(rule, 8), seen(2, {0: 2.0, 1: 2.0}, seconds=[1.0, 8.0]))
     state = rule.learn(state, seen(4, {3: 2.0}, seconds=[2.0]))
-    of = pool(rule, round=5, there=[0, 1, 3, 5], seconds=[9, 9, 9, 16], state=state)
+    of = choice(rule, round=5, there=[0, 1, 3, 5], seconds=[9, 9, 9, 16], state=state)
     # Clipped to the median, 40; the lowest is 10.
     low, spread = 9.99, 80 - 9.99
     age = np.sqrt(0.1 * math.log(5) / np.array([2, 2, 4]))
@@ -188,14 +188,14 @@ def test_oort_explores_less_from_round_to_round_and_then_not_at_all():
     rule = Oort(exploration=0.5, decay=0.5, least=0.0, penalty=0.0)
     state = rule.learn(start(rule, 8), seen(1, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}))
     new = [
-        sum(client >= 4 for client in rule.choose(pool(rule, 4, round=round, state=state)))
+        sum(client >= 4 for client in rule.choose(choice(rule, 4, round=round, state=state)))
         for round in (1, 2, 3, 9)
     ]
     # The share of 4 is rounded up.
     assert new == [2, 1, 1, 1]
     everyone = rule.learn(state, seen(2, dict.fromkeys(range(4, 8), 1.0)))
-    assert len(rule.choose(pool(rule, 4, round=3, state=everyone))) == 4
-    few = pool(rule, 4, round=9, state=state, there=[0, 4, 5, 6])
+    assert len(rule.choose(choice(rule, 4, round=3, state=everyone))) == 4
+    few = choice(rule, 4, round=9, state=state, there=[0, 4, 5, 6])
     assert sorted(rule.choose(few).tolist()) == [0, 4, 5, 6], "new ones fill the places"
 
 
@@ -221,7 +221,7 @@ def test_every_rule_chooses_as_many_different_clients_as_it_should(rule, place):
     seed, round, number = place
     number, there = min(number, 4), [0, 1, 3, 4, 6]
     state = rule.learn(start(rule, 8), seen(1, {1: 2.0, 6: 0.5}, seconds=[1.0, 2.0]))
-    of = pool(
+    of = choice(
         rule, number, round=round, seed=seed, there=there, seconds=[5, 4, 3, 2, 1], state=state
     )
     asked = refuse_choice(rule, of, rule.ask(of), "ask")
@@ -247,8 +247,8 @@ def circumstances(sampling, round=1, k=3, sizes=SIZES, **clients):
 
 def test_a_rule_sees_those_that_are_there_and_their_virtual_seconds():
     of = circumstances(Oort(), available=0.5, seconds_per_example=0.5, bytes_per_second=100.0)
-    found = pool_at(of, {})
-    without = pool_at(circumstances(Uniform(), available=0.5, **HOURS), {})
+    found = choice_at(of, {})
+    without = choice_at(circumstances(Uniform(), available=0.5, **HOURS), {})
     assert found.there.tolist() == without.there.tolist()
     assert 0 < len(found.there) < 8 and without.seconds is None
     np.testing.assert_allclose(found.seconds, SIZES[found.there] * 0.5 + 20)
@@ -261,7 +261,7 @@ def test_the_answers_of_those_that_were_chosen_are_drawn_as_for_uniform():
     for round in range(1, 10):
         uniform = circumstances(Uniform(), round, sizes=equal, **clients)
         by_size = circumstances(Size(), round, sizes=equal, **clients)
-        of_uniform, of_size = pool_at(uniform, {}), pool_at(by_size, {})
+        of_uniform, of_size = choice_at(uniform, {}), choice_at(by_size, {})
         assert cohort_at(by_size, of_size) == cohort_at(uniform, of_uniform)
 
 
@@ -274,16 +274,16 @@ class Gives(Rule):
 
     what: str = ""
 
-    def choose(self, pool):
+    def choose(self, choice):
         return eval(self.what)
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("[0, 1]", r"choose gives 2 clients; give pool\.number, which is 3$"),
+        ("[0, 1]", r"choose gives 2 clients; give choice\.number, which is 3$"),
         ("[0, 1, 1]", "choose gives client 1 twice; give each client once$"),
-        ("[0, 1, 9]", r"choose gives client 9, which is not in pool\.there$"),
+        ("[0, 1, 9]", r"choose gives client 9, which is not in choice\.there$"),
         ("[0.0, 1.0, 2.0]", r"gives \[0\.0, 1\.0, 2\.0\]; give the numbers of clients"),
         ("None", "gives None; give the numbers of clients, as an array$"),
         ("[[0, 1], [2]]", "give the numbers of clients, as an array$"),
@@ -292,9 +292,9 @@ class Gives(Rule):
 def test_a_choice_that_cannot_be_meant_is_refused(what, message):
     rule = Gives(what)
     with pytest.raises(BrokenContract, match=r"^clients\.sampling = '.*:Gives', round 1: .*"):
-        refuse_choice(rule, pool(rule), rule.choose(pool(rule)), "choose")
+        refuse_choice(rule, choice(rule), rule.choose(choice(rule)), "choose")
     with pytest.raises(BrokenContract, match=message):
-        refuse_choice(rule, pool(rule), rule.choose(pool(rule)), "choose")
+        refuse_choice(rule, choice(rule), rule.choose(choice(rule)), "choose")
 
 
 @pytest.mark.parametrize("state", [None, {"a": "text"}, {1: np.zeros(2)}, {"a": np.float32(1)}])
@@ -322,6 +322,6 @@ def test_the_usual_rule_does_not_change_the_hash_of_a_job():
 
 
 def test_a_class_that_is_no_rule_is_refused():
-    for name in ("rayfed.clients.sampling:Pool", "rayfed.clients.sampling:Rule"):
+    for name in ("rayfed.clients.sampling:Choice", "rayfed.clients.sampling:Rule"):
         with pytest.raises(InputError, match="it must be a frozen dataclass that derives from"):
             read_sampling(name)

@@ -109,7 +109,7 @@ def test_a_run_keeps_the_code_that_it_began_with(mine, tables):
     began = provenance.sources(job)
     change("SCALE = 0.5", "SCALE = 5.0")
     assert provenance.sources(job) == began and b"SCALE = 0.5" in began["mine_edited"]
-    (sent,) = provenance.to_send(job)
+    (sent,) = provenance.modules_to_send(job)
     del sys.modules["mine_edited"]
     import_from([sent])
     assert importlib.import_module("mine_edited").SCALE == 0.5

@@ -28,12 +28,12 @@ class InTurn(Rule):
     def start(self, num_clients):
         return {"times": np.zeros(num_clients, np.int64)}
 
-    def ask(self, pool):
-        return pool.there
+    def ask(self, choice):
+        return choice.there
 
-    def choose(self, pool):
-        order = np.lexsort((pool.losses, pool.state["times"][pool.there]))
-        return pool.there[order[: pool.number]]
+    def choose(self, choice):
+        order = np.lexsort((choice.losses, choice.state["times"][choice.there]))
+        return choice.there[order[: choice.number]]
 
     def learn(self, state, seen):
         times = state["times"].copy()
@@ -188,10 +188,10 @@ class Moody(Rule):
 
     fails: bool = False
 
-    def choose(self, pool):
+    def choose(self, choice):
         if self.fails:
             raise KeyError("mood")
-        return np.random.default_rng().permutation(pool.there)[: pool.number]
+        return np.random.default_rng().permutation(choice.there)[: choice.number]
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def played(bits):
         every = []
         for round in rounds(setup, workers):
             every.append(round)
-            workers.round(round)
+            workers.between_rounds(round)
             if round.round:
                 between(round)
         recalled = [

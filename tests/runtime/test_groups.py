@@ -14,7 +14,7 @@ from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
 from rayfed.rounds.executor import AddUp, Train
 from rayfed.rounds.messages import Assignment
-from rayfed.rounds.tasks import LARGEST_GROUP, MOST_BYTES, add_up, grouped
+from rayfed.rounds.tasks import LARGEST_GROUP, MOST_BYTES_UNGROUPED, add_up, grouped
 from rayfed.runtime.items import Answer, ItemState, MapCall, QueuedItem, text_of
 from rayfed.runtime.pool import Pool
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
@@ -26,7 +26,7 @@ MANY = [[20] * 4, *[[2] * 4] * 12]
 @pytest.fixture
 def in_groups(monkeypatch):
     """Groups of at most three tasks, however small the model is."""
-    monkeypatch.setattr(tasks, "MOST_BYTES", 0)
+    monkeypatch.setattr(tasks, "MOST_BYTES_UNGROUPED", 0)
     monkeypatch.setattr(tasks, "LARGEST_GROUP", 3)
 
 
@@ -38,12 +38,12 @@ def setup(make_setup):
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 64, 65, 2000])
 def test_groups_are_tasks_in_a_row_of_much_the_same_number(count):
     given = [(client,) for client in range(count)]
-    groups = grouped(given, MOST_BYTES)
+    groups = grouped(given, MOST_BYTES_UNGROUPED)
     assert [task for group in groups for task in group] == given
     sizes = [len(group) for group in groups]
     assert len(groups) == -(-count // LARGEST_GROUP)
     assert max(sizes) - min(sizes) <= 1
-    assert grouped(given, MOST_BYTES // (2 * count)) == [[task] for task in given], (
+    assert grouped(given, MOST_BYTES_UNGROUPED // (2 * count)) == [[task] for task in given], (
         "what is small goes alone"
     )
 
@@ -70,7 +70,7 @@ def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_setup,
         )[1].weights
 
     together = played()
-    monkeypatch.setattr(tasks, "MOST_BYTES", MOST_BYTES)
+    monkeypatch.setattr(tasks, "MOST_BYTES_UNGROUPED", MOST_BYTES_UNGROUPED)
     for name, alone in played().items():
         torch.testing.assert_close(together[name], alone, rtol=1e-6, atol=1e-7)
 

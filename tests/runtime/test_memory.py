@@ -134,7 +134,7 @@ def test_nothing_grows_with_the_rounds(cluster, make_setup, pool_on):
     setup = make_setup(scaffold(), num_rounds=100, lr_decay=1.0, lr=0.01)
     with pool_on(setup, "flat", actors=2) as pool:
         for round in rounds(setup, pool):
-            pool.round(round)
+            pool.between_rounds(round)
             if round.round and round.round % 10 == 0:
                 seen.append(look())
     processes, store = zip(*seen, strict=True)
