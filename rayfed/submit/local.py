@@ -158,8 +158,13 @@ def _has_open(number: int, file: Path) -> bool:
 
     The answer is no for a process of another user, or of another container.
     """
-    with suppress(OSError, psutil.Error):
-        for opened in psutil.Process(number).open_files():
+    try:
+        every = psutil.Process(number).open_files()
+    except (OSError, psutil.Error):
+        return False
+    for opened in every:
+        # A file that the process had open may be gone by now, as the temporary ones of tables are.
+        with suppress(OSError):
             if os.path.samefile(opened.path, file):
                 return True
     return False

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 HOLD = """
@@ -55,6 +57,18 @@ def test_the_process_of_a_run_is_asked_to_stop_and_waited_for(bg, holder, rayfed
     assert ended.exit_code == 0, ended.output
     assert f"stopping bg, process {holder.pid}" in ended.stderr
     assert "to continue it: rayfed resume runs/bg" in ended.stdout
+    assert holder.wait() == -signal.SIGTERM
+
+
+def test_a_file_that_the_run_has_just_removed_does_not_hide_its_lock(
+    bg, holder, rayfed, monkeypatch
+):
+    """As a temporary file of its tables, which was there when the open files were listed."""
+    listed = psutil.Process.open_files
+    removed = SimpleNamespace(path=str(bg / "rounds.parquet.tmp"))
+    monkeypatch.setattr(psutil.Process, "open_files", lambda self: [removed, *listed(self)])
+    ended = rayfed("stop", "bg")
+    assert ended.exit_code == 0, ended.output
     assert holder.wait() == -signal.SIGTERM
 
 
