@@ -31,9 +31,10 @@ TESTS := tests rayfed
 test-no-linux: .venv/installed
 	PYTHONPATH=tests/no_linux $(BIN)/pytest $(TESTS) -n 2 --dist worksteal
 
-# What takes longer: every method on Ray, whole runs, several nodes.
+# What takes longer: every method on Ray, whole runs, several nodes. With TEST_MINUTES=40, tests that have not begun after
+# 40 minutes are skipped.
 test-slow: .venv/installed
-	$(BIN)/pytest -m "slow and not chaos" -n 3 --dist worksteal --durations=20
+	$(BIN)/pytest -m "slow and not chaos" -n 3 --dist worksteal --durations=20 -rs
 
 # Without a network but for the installation. A warning is an error, such as a link between pages that leads nowhere.
 docs: .venv/docs

@@ -6,6 +6,7 @@ batches are smaller.
 
 import hashlib
 import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,10 @@ settings.load_profile("rayfed")
 # More threads could change the last bits of a sum, and tests may run side by side.
 torch.set_num_threads(1)
 
+# A check with a limit of time runs as many tests as its machine can, and says how many it left out.
+BEGAN = time.monotonic()
+MINUTES = float(os.environ.get("TEST_MINUTES", "inf"))
+
 CLASSES = ("ash", "birch", "cedar", "elm")
 WRITE_PAGE = page.write_page
 # A row per client, a column per class.
@@ -50,6 +55,11 @@ COUNTS = [
     [0, 0, 12, 1],
     [1, 0, 0, 6],
 ]
+
+
+def pytest_runtest_setup(item):
+    if time.monotonic() - BEGAN > 60 * MINUTES:
+        pytest.skip(f"the {MINUTES:.0f} minutes of TEST_MINUTES are over")
 
 
 def _samples(rng, labels):
