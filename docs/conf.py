@@ -42,7 +42,9 @@ include_patterns = [
     "cluster/README.md",
 ]
 exclude_patterns = ["docs/_static", "docs/results", "**/.*", ".*", "build"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+# What is copied of a block with output is its commands.
+copybutton_prompt_text = "$ "
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
