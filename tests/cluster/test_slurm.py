@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from shells import without_ray
 
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
@@ -99,9 +100,7 @@ def start(tmp_path, nodes):
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))
-    }
+    environment = without_ray("SLURM_")
     environment |= {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "STEPS": str(tmp_path / "steps.txt"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from shells import without_ray
 
 from rayfed.runtime import internals
 from rayfed.runtime.versions import OLDEST, minor
@@ -68,9 +69,7 @@ def test_no_other_file_knows_a_private_name():
 
 def run(script, name, *words, **environment):
     command = [sys.executable, "-c", script, name, *words]
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith("RAY_")
-    } | environment
+    environment = without_ray() | environment
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -18,6 +18,7 @@ from zipfile import ZipFile
 
 import pytest
 import requests
+from shells import without_ray
 
 import rayfed
 from rayfed.base.errors import ClusterLost, InputError
@@ -324,9 +325,7 @@ def head(ray_head, tmp_path_factory):
     (home / ".ray").mkdir()
     (home / ".ray/auth_token").write_text(TOKEN)
     (home / ".ray/auth_token").chmod(0o600)
-    user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
-        "HOME": str(home)
-    }
+    user = without_ray() | {"HOME": str(home)}
     # As in an activated environment.
     user["PATH"] = f"{BIN}{os.pathsep}{user['PATH']}"
     of_cluster = user | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -633,7 +632,7 @@ def wheel(folder):
 
 @pytest.mark.slow
 def test_a_job_gets_its_variables_and_packages_and_its_driver_a_place(small, ray_head, tmp_path):
-    user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    user = without_ray()
     user |= {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from shells import without_ray
 
 from rayfed.runtime.private import RECIPE, TRUST, folder, way_in
 
@@ -143,13 +144,7 @@ def reached(paths):
 
 
 def environment(**more):
-    """The environment of a shell that knows nothing of Ray but the tests' niceness of actors."""
-    known = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("RAY_") or name == "RAY_worker_niceness"
-    }
-    return known | more
+    return without_ray() | more
 
 
 @contextmanager
