@@ -318,7 +318,7 @@ def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
 
 def test_the_readme_counts_the_methods_and_parts_that_there_are():
     text = README.read_text()
-    assert f"{len(RECIPES)} methods from {len(PARTS)} parts" in text
+    assert f"{len(RECIPES)} methods, built from {len(PARTS)} parts" in text
     counted = {int(number) for number in re.findall(r"(\d+) methods\b", text)}
     # The comparison has 17.
     assert counted == {len(RECIPES), 17}

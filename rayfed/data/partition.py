@@ -142,7 +142,10 @@ class Iid(Checked):
 
 
 class _ByClass(Iid):
-    """A rule that cuts each class into runs, and gives each run to a client as `_runs` says."""
+    """A rule that cuts each class into runs of images, and gives each run to a client.
+
+    `_owners_and_sizes` says how.
+    """
 
     min_size = 1
 
@@ -153,11 +156,13 @@ class _ByClass(Iid):
         rng = np.random.default_rng(self.seed)
         shuffled = rng.permutation(len(labels))
         counts = np.bincount(labels, minlength=num_classes)
-        owners, sizes = self._runs(counts, rng)
+        owners, sizes = self._owners_and_sizes(counts, rng)
         by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
         return _deal(by_class, owners, sizes)
 
-    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _owners_and_sizes(
+        self, counts: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the client and the size of each run, in the order of the classes.
 
         `counts` (K,) are the numbers of images of each class.
@@ -177,7 +182,9 @@ class Shards(_ByClass):
 
     s: Annotated[int, Ge(1), "shards per client"] = 2
 
-    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _owners_and_sizes(
+        self, counts: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         cuts = self._cuts(counts)
         sizes = [_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count]
         owners = rng.permutation(np.repeat(np.arange(self.num_clients), self.s))
@@ -228,7 +235,9 @@ class _Drawn(_ByClass):
     ] = 0
     cap = False
 
-    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _owners_and_sizes(
+        self, counts: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the first table of images by class and client, (K, N), that passes.
 
         Its smallest client has `min_size` images. Raises InputError if none of the allowed draws
@@ -298,9 +307,11 @@ class Dirichlet(_Drawn):
         Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"
     ] = "drawn"
 
-    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _owners_and_sizes(
+        self, counts: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self.sizes == "drawn":
-            return super()._runs(counts, rng)
+            return super()._owners_and_sizes(counts, rng)
         # These are the classes of the images that are left.
         remaining = np.repeat(np.arange(len(counts)), counts)
         table = np.zeros((len(counts), self.num_clients), dtype=np.int64)
@@ -411,7 +422,9 @@ class Classes(_ByClass):
 
     k: Annotated[int, Ge(1), "classes per client"] = 2
 
-    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _owners_and_sizes(
+        self, counts: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         labels, owners = self._holders(np.flatnonzero(counts), rng)
         num_holders = np.bincount(labels, minlength=len(counts))
         too_small = np.flatnonzero(counts < num_holders)

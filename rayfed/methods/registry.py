@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -78,19 +78,25 @@ def read_method(value: Any) -> Method:
 
 def _refuse_two_methods(names: list[str], groups: list[Any]) -> None:
     """Raise `InputError` if two of the groups are complete methods; parts are no groups."""
-    methods = []
+    methods, own_parts = [], []
     for name, group in zip(names, groups, strict=True):
         if isinstance(group, tuple) and _has_average(group):
             methods.append(f"'{name}'")
+            own_parts.append([part for part in group if part not in DEFAULTS])
     if len(methods) > 1:
-        raise InputError(
+        message = (
             f"method: {' and '.join(methods)} are whole methods, and a run has one; to compare "
             f"them, give a grid: grid.method = [{', '.join(methods)}]; to combine them, keep one "
             "and add the other's own part"
         )
+        # A second average would not fit.
+        if own_parts[1] and not _has_average(own_parts[1]):
+            added = [f"'{name_of(type(part))}'" for part in own_parts[1]]
+            message += f": method = [{', '.join([methods[0], *added])}]"
+        raise InputError(message)
 
 
-def _has_average(parts: tuple[Any, ...]) -> bool:
+def _has_average(parts: Iterable[Any]) -> bool:
     """Say whether a part has the slot `average`, as in every complete method."""
     return any(getattr(part, "slot", "") == "average" for part in parts)
 

@@ -23,6 +23,8 @@ from rayfed.tensors.weights import in_evaluation, parameters_of
 
 # Two functions that show a model the images, as it is before and after training.
 Looks = tuple[Callable[[], Seen], Callable[[], Seen]]
+# They do not compare a model before and after training: `by_epoch.py`, `measures/gradients.py`.
+MEASURED_ELSEWHERE = ("epochs", "gradients")
 
 
 def see(
@@ -118,8 +120,7 @@ def measured(
     numbers: dict[str, float] = {}
     confusion = None
     for name in names:
-        if name not in looks:
-            # It is measured elsewhere.
+        if name in MEASURED_ELSEWHERE:
             continue
         before, after = looks[name]
         try:
