@@ -5,6 +5,7 @@ Shapes: `N` test images, `D` features, `C` classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def t_sne(
         f"t-SNE of the features of {number:,} test images, of {of_models([*of_runs.values()])}"
     )
     width = width or 8.4
-    figure, axes = panels(caption, 1, 2, 0.5 * width + 0.5, width=width)
+    figure, axes = panels(caption, 1, 2, height_of(width), width=width)
     run = next(iter(by_name.values()))
     by_class(axes[0, 0], run.classes, of_runs, points)
     if len(by_name) == 1:
@@ -189,3 +190,14 @@ def below(panel: Axes, handles: Sequence[Line2D], title: str) -> None:
         columnspacing=0.9,
         handletextpad=0.2,
     )
+    # The figure has room for one row of names.
+    figure = panel.figure
+    assert isinstance(figure, Figure)
+    rows = math.ceil(len(handles) / columns)
+    needed = height_of(figure.get_figwidth()) + 0.25 * (rows - 1)
+    figure.set_figheight(max(figure.get_figheight(), needed))
+
+
+def height_of(width: float) -> float:
+    """Return the inches of a figure with two square panels, a title and a row of names."""
+    return 0.5 * width + 0.5
