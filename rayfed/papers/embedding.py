@@ -62,7 +62,8 @@ def t_sne(
     else:
         by_model(axes[0, 1], run, next(iter(of_runs.values())), next(iter(points.values())))
     for panel in axes.flat:
-        panel.set(xticks=[], yticks=[], aspect="equal")
+        panel.set(xticks=[], yticks=[], box_aspect=1)
+        panel.set_aspect("equal", adjustable="datalim")
         panel.grid(False)
         panel.spines[["top", "right"]].set_visible(True)
     return figure
@@ -200,4 +201,4 @@ def below(panel: Axes, handles: Sequence[Line2D], title: str) -> None:
 
 def height_of(width: float) -> float:
     """Return the inches of a figure with two square panels, a title and a row of names."""
-    return 0.5 * width + 0.5
+    return 0.5 * width + 0.55
