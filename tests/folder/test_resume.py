@@ -651,7 +651,9 @@ def test_nothing_continues_from_a_checkpoint_of_another_job_or_of_other_data(
 def test_a_round_after_which_ray_may_end_the_process_has_a_checkpoint_at_once(tables, monkeypatch):
     """None is due after round 3."""
     recorded, there = [], {}
-    monkeypatch.setattr(ThisProcess, "round", lambda self, round: recorded.append(round.round))
+    monkeypatch.setattr(
+        ThisProcess, "between_rounds", lambda self, round: recorded.append(round.round)
+    )
     monkeypatch.setattr(ThisProcess, "may_end", lambda self: recorded[-1:] == [2])
 
     class Looks(Observer):
