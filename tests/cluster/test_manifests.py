@@ -7,7 +7,8 @@ image is in them all.
 
 `kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the
 reference of its interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A
-name with a capital is another kind, of the same file or of Kubernetes.
+name with a capital is another kind, of the same file or of Kubernetes. `prometheus-operator.json`
+lists the fields of a PodMonitor (monitoring.coreos.com/v1) in the same way, the usual ones.
 """
 
 import gzip
@@ -66,6 +67,7 @@ KINDS = {
     ("networking.k8s.io/v1", "NetworkPolicy"): "io.k8s.api.networking.v1.NetworkPolicy",
     ("ray.io/v1", "RayCluster"): "RayCluster",
     ("ray.io/v1", "RayJob"): "RayJob",
+    ("monitoring.coreos.com/v1", "PodMonitor"): "PodMonitor",
 }
 SIMPLE = {
     "strings": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -80,7 +82,7 @@ def check(manifest):
     refuse it.
     """
     kind = KINDS[manifest["apiVersion"], manifest["kind"]]
-    schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_kuberay()}}
+    schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_of_operators()}}
     jsonschema.Draft202012Validator(schema).validate(manifest)
 
 
@@ -88,8 +90,10 @@ def _kubernetes():
     return json.loads(gzip.decompress(SCHEMAS.read_bytes()))
 
 
-def _kuberay():
-    kinds = json.loads((HERE / "kuberay-1.6.2.json").read_text())
+def _of_operators():
+    kinds = {}
+    for name in ("kuberay-1.6.2.json", "prometheus-operator.json"):
+        kinds |= json.loads((HERE / name).read_text())
 
     def schema(given):
         if isinstance(given, list):
@@ -98,7 +102,7 @@ def _kuberay():
             return {"type": "array", "items": schema(given.removesuffix("[]"))}
         if given in SIMPLE:
             return SIMPLE[given]
-        of_kubernetes = (META if given == "ObjectMeta" else CORE) + given
+        of_kubernetes = (META if given in ("ObjectMeta", "LabelSelector") else CORE) + given
         return {"$ref": f"#/$defs/{given if given in kinds else of_kubernetes}"}
 
     return {
@@ -121,6 +125,17 @@ def test_kubernetes_accepts_every_manifest_and_none_holds_a_secret(name):
     for manifest in KUBERNETES[name]:
         check(manifest)
         assert manifest["kind"] != "Secret"
+
+
+def test_prometheus_reads_the_pods_of_a_ray_cluster_and_no_policy_keeps_it_out():
+    monitor, policy = KUBERNETES["kubernetes/monitor.yaml"]
+    chosen = monitor["spec"]["selector"]["matchLabels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == chosen
+    for pod in RAY_PODS:
+        assert chosen.items() <= pod["metadata"]["labels"].items()
+    # KubeRay's own port, which no container of ours names otherwise.
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": 8080}]
 
 
 def test_the_schema_refuses_a_misspelt_field():
