@@ -67,17 +67,17 @@ def frequencies(choose, draws=4000):
 
 # Laws.
 
-all_pools = st.tuples(st.integers(0, 10**6), st.integers(1, 99), st.integers(0, 8))
+all_choices = st.tuples(st.integers(0, 10**6), st.integers(1, 99), st.integers(0, 8))
 
 
-@given(all_pools)
+@given(all_choices)
 def test_uniform_is_the_cohort_of_the_seed(place):
     seed, round, number = place
     chosen = Uniform().choose(choice(Uniform(), number, round=round, seed=seed))
     assert chosen.tolist() == cohort(seed, round, 8, number)
 
 
-@given(all_pools, st.integers(1, 50))
+@given(all_choices, st.integers(1, 50))
 def test_size_with_equal_sizes_is_uniform(place, size):
     seed, round, number = place
     equal = replace(choice(Size(), number, round=round, seed=seed), sizes=np.full(8, size))
@@ -93,7 +93,7 @@ def test_size_chooses_by_size_and_without_replacement():
     assert not np.allclose(four, 0.5, atol=0.1), "uniform has a half each"
 
 
-@given(all_pools, st.lists(st.sampled_from([0.1, 0.5, 2.0, 7.0]), min_size=8, max_size=8))
+@given(all_choices, st.lists(st.sampled_from([0.1, 0.5, 2.0, 7.0]), min_size=8, max_size=8))
 def test_power_of_choice_with_all_candidates_takes_the_largest_losses(place, losses):
     seed, round, number = place
     rule, losses = PowerOfChoice(candidates=8), np.array(losses)
@@ -136,7 +136,7 @@ def test_equal_losses_are_taken_in_the_order_of_the_seed():
     np.testing.assert_allclose(frequencies(choose, 2000), 0.25, atol=0.05)
 
 
-@given(all_pools)
+@given(all_choices)
 def test_oort_without_utility_is_uniform(place):
     """Where nobody has trained, and speed does not count, it explores with equal chances."""
     seed, round, number = place
@@ -216,7 +216,7 @@ def test_oorts_pacer_admits_slower_clients_when_the_utility_falls():
     [Uniform(), Size(), PowerOfChoice(4), PowerOfChoice(6, "last"), Oort()],
     ids=lambda rule: type(rule).__name__,
 )
-@given(all_pools)
+@given(all_choices)
 def test_every_rule_chooses_as_many_different_clients_as_it_should(rule, place):
     seed, round, number = place
     number, there = min(number, 4), [0, 1, 3, 4, 6]
