@@ -150,6 +150,15 @@ def free_ports(free):
     return [f"--{name}={port}" for name, port in free(PORTS[2:5] + PORTS[6:]).items()]
 
 
+def _has_started(head, log):
+    """Wait until a `ray start --block` says that its Ray has started, or ends."""
+    while "Ray runtime started" not in log.read_text():
+        if head.poll() is not None:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 @contextmanager
 def _ray_head(environment, *flags, python=sys.executable):
     # Else fixed ones.
@@ -175,13 +184,15 @@ def _ray_head(environment, *flags, python=sys.executable):
         environment = {**FAIR, **environment, "RAY_TMPDIR": folder} | {
             name: str(port) for name, port in metrics.items()
         }
-        head = subprocess.Popen(
-            [*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+        # Ray gives a node 30 seconds to start, which a busy machine does not always keep.
+        for attempt in range(3):
+            head = subprocess.Popen(
+                [*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            if _has_started(head, Path(folder, "log")):
+                break
+            assert attempt < 2, Path(folder, "log").read_text()
         try:
-            while "Ray runtime started" not in (said := Path(folder, "log").read_text()):
-                assert head.poll() is None, said
-                time.sleep(0.1)
             yield {**ports, "folder": folder}
         finally:
             # It ends all processes that it has started.
