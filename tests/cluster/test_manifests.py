@@ -349,6 +349,14 @@ def test_every_file_names_the_same_image():
     assert {tag for found in tags.values() for tag in found} == {f"ray{PINNED['ray']}-py{PYTHON}"}
 
 
+def test_the_bases_of_the_image_have_the_python_and_the_ray_of_the_others():
+    text = (CLUSTER / "Dockerfile").read_text()
+    assert "FROM $BASE\n" in text
+    (plain,) = re.findall(r"^ARG BASE=python:(\d+\.\d+)\.", text, re.MULTILINE)
+    ((ray_version, python),) = re.findall(r"BASE=rayproject/ray:(\S+)-py(\d+)-", text)
+    assert (plain, ray_version, python) == (PYTHON, PINNED["ray"], PYTHON.replace(".", ""))
+
+
 def test_the_build_gets_only_what_it_copies_and_the_image_runs_as_a_numbered_user():
     """.dockerignore excludes every file that COPY does not name, so no data, result or token is
     sent to the build.
