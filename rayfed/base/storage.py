@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import fs as pafs
+from rich.filesize import decimal
 
 from rayfed.base.errors import InputError, refuse_secrets
 from rayfed.base.files import write_bytes
@@ -127,10 +128,9 @@ class Folder:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                size, free = sum(map(len, content)) / 1e6, shutil.disk_usage(self.local).free / 1e6
-                what = (
-                    f"{error.strerror}: '{name}' takes {size:,.1f} MB, and {free:,.1f} MB are free"
-                )
+                size = decimal(sum(len(part) for part in content))
+                free = decimal(shutil.disk_usage(self.local).free)
+                what = f"{error.strerror}: '{name}' takes {size}, and {free} are free"
                 raise OSError(error.errno, what) from None
         self._fs.create_dir(self._root)
         with self._fs.open_output_stream(f"{self._root}/{name}") as stream:

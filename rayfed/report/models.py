@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from rich.filesize import decimal
 
 from rayfed.base.errors import InputError
 from rayfed.base.isolation import alone
@@ -225,7 +226,7 @@ def refuse_too_many(of_round: RoundAgain, count: int) -> None:
     if count <= fitting:
         return
     raise InputError(
-        f"round {of_round.round}: {count} local models of {size / 1e6:,.1f} MB do not fit into the "
-        f"{free / 1e6:,.0f} MB of memory that are free; {fitting} fit: name up to {fitting} "
+        f"round {of_round.round}: {count} local models of {decimal(size)} do not fit into the "
+        f"{decimal(free)} of memory that are free; {fitting} fit: name up to {fitting} "
         f"clients, such as clients={of_round.chosen(None)[:3]}"
     )

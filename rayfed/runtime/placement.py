@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rich.filesize import decimal
+
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
 
@@ -146,7 +148,7 @@ def actor_text(options: RayOptions) -> str:
     """Return an actor's resources, and the labels of its node, in words."""
     resources = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
     if options.memory:
-        resources += f" and {options.memory:g} GB of memory"
+        resources += f" and {decimal(options.memory_bytes)} of memory"
     labels = ", ".join(f"{name} = '{value}'" for name, value in options.labels.items())
     return f"{resources}, on a node with the labels {labels}" if labels else resources
 
@@ -164,7 +166,7 @@ def _memory_text(options: RayOptions, nodes: Sequence[Resources]) -> str:
     most = max((node.get("memory", 0) for node in nodes), default=0)
     if not options.memory or not most:
         return ""
-    return f", and a node has at most {most / 1e9:.1f} GB for actors"
+    return f", and a node has at most {decimal(round(most))} for actors"
 
 
 def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
@@ -178,11 +180,10 @@ def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
     needed = 8 * num_bytes
     if smallest < needed:
         log.warning(
-            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f "
-            "MB: Ray will write to disk in between; start the nodes with --object-store-memory=%d "
-            "or more",
-            smallest / 1e6,
-            needed / 1e6,
+            "a node's object store has %s, and four sums of this model's updates have %s: Ray will "
+            "write to disk in between; start the nodes with --object-store-memory=%d or more",
+            decimal(round(smallest)),
+            decimal(needed),
             needed,
         )
 

@@ -539,7 +539,7 @@ def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
     try:
         with pytest.raises(
-            Unwritable, match=rf"{why}.*takes 0\.\d MB, and 0\.\d MB are free"
+            Unwritable, match=rf"{why}.*takes [\d.]+ kB, and [\d.]+ kB are free"
         ) as error:
             rayfed.run(tables, {"output.checkpoints": str(disk)})
     finally:

@@ -199,7 +199,7 @@ def test_a_store_that_holds_fewer_than_four_sums_is_warned_about(caplog, megabyt
         10**8, [{"CPU": 1.0, "object_store_memory": each * 1e6} for each in megabytes]
     )
     assert (
-        ("has 799 MB, and four sums of this model's updates have 800 MB" in caplog.text)
+        ("has 799.0 MB, and four sums of this model's updates have 800.0 MB" in caplog.text)
         == small
         == bool(caplog.text)
     )
