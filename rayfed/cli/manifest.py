@@ -38,6 +38,12 @@ from rayfed.cli.options import job_argument, read_override, settings_option
 )
 @click.option("--queue", metavar="NAME", default="", help="Kueue's queue, in which the job waits.")
 @click.option(
+    "--history",
+    metavar="IMAGE",
+    default="",
+    help="The image that sends Ray's logs to KubeRay's history server (KubeRay 1.7).",
+)
+@click.option(
     "-o",
     "--output",
     metavar="FILE",

@@ -2,12 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.filesize import decimal
 
 from rayfed.base.errors import InputError
 from rayfed.grid.cells import Cell
@@ -27,7 +28,12 @@ LONGEST_NAME = 40
 # Paths that a pod makes by itself.
 ON_PODS = ("output.path", "data.root")
 OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti)")
+QUANTITY = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
+UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+# Ray gives the nodes these labels by itself.
+LABELS_OF_RAY = "ray.io/"
+# A wanted label that names one value, not several or all but one.
+ONE_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 class BlockDumper(yaml.SafeDumper):
@@ -57,6 +63,15 @@ class Cluster:
     claim: str
     # Kueue's queue; '': none.
     queue: str
+    # The image that sends Ray's logs to KubeRay's history server; '': none.
+    history: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of a worker's memory."""
+        quantity = QUANTITY.fullmatch(self.memory)
+        assert quantity is not None
+        return int(quantity[1]) * UNITS[quantity[2]]
 
     def __post_init__(self) -> None:
         if not QUANTITY.fullmatch(self.memory):
@@ -69,6 +84,7 @@ class Cluster:
                 "--image registry.example.com/rayfed:1"
             )
         names = {"--image": self.image, "--claim": self.claim, "--queue": self.queue or "none"}
+        names["--history"] = self.history or "none"
         for option, value in names.items():
             if not value.strip():
                 raise InputError(f"{option} '{value}': give a name")
@@ -84,8 +100,9 @@ def manifest(text: str, cells: Sequence[Cell], settings: Sequence[str], cluster:
     for job in jobs:
         refuse_other_machine(job)
         refuse_more_than_a_pod(job, cluster)
+    labels = labels_of_workers(jobs)
     name = name_of(cells[0].grid or jobs[0].name)
-    documents = [config_map(name, text), ray_job(name, settings, cluster)]
+    documents = [config_map(name, text), ray_job(name, settings, cluster, labels)]
     texts = []
     for document in documents:
         texts.append(yaml.dump(document, Dumper=BlockDumper, sort_keys=False))
@@ -134,6 +151,37 @@ def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
             f"ray.num_gpus = {job.ray.num_gpus:g}, but a worker's pod has {cluster.gpus} GPUs; "
             f"give --gpus {job.ray.num_gpus:g} or more"
         )
+    if job.ray.memory_bytes > cluster.memory_bytes:
+        raise InputError(
+            f"ray.memory = {job.ray.memory:g}: {decimal(job.ray.memory_bytes)}, but a worker's pod "
+            f"has {decimal(cluster.memory_bytes)} (--memory {cluster.memory}); give a larger "
+            "--memory"
+        )
+
+
+def labels_of_workers(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the labels that the workers need so that the jobs' actors find a place.
+
+    Raise `InputError` where one group of workers cannot have the labels that the jobs ask for.
+    """
+    wanted = jobs[0].ray.labels
+    for job in jobs:
+        if job.ray.labels != wanted:
+            raise InputError(
+                f"ray.labels differ between the runs of the grid ({wanted} and {job.ray.labels}), "
+                "but a manifest has one kind of worker: write one manifest for each"
+            )
+    labels = {}
+    for name, value in wanted.items():
+        if name.startswith(LABELS_OF_RAY) or value.startswith("!"):
+            continue
+        if not ONE_VALUE.fullmatch(value):
+            raise InputError(
+                f"ray.labels: {name} = '{value}': the manifest's workers have one value; give it, "
+                f'such as -s \'ray.labels={{"{name}" = "VALUE"}}\''
+            )
+        labels[name] = value
+    return labels
 
 
 def config_map(name: str, text: str) -> dict[str, Any]:
@@ -146,8 +194,13 @@ def config_map(name: str, text: str) -> dict[str, Any]:
     }
 
 
-def ray_job(name: str, settings: Sequence[str], cluster: Cluster) -> dict[str, Any]:
-    """Return the RayJob that comes with rayfed, with this job and cluster in it."""
+def ray_job(
+    name: str, settings: Sequence[str], cluster: Cluster, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the RayJob that comes with rayfed, with this job and cluster in it.
+
+    `labels` are those of the workers.
+    """
     job: dict[str, Any] = yaml.safe_load((KUBERNETES / "rayjob.yaml").read_text())
     job["metadata"] = {"name": name}
     if cluster.queue:
@@ -167,6 +220,10 @@ def ray_job(name: str, settings: Sequence[str], cluster: Cluster) -> dict[str, A
     fill_pod(ray["headGroupSpec"]["template"]["spec"], name, cluster)
     group = ray["workerGroupSpecs"][0]
     fill_workers(group, name, cluster)
+    if labels:
+        group["labels"] = dict(labels)
+    if cluster.history:
+        ray["historyServerOptions"] = {"collectorOptions": {"image": cluster.history}}
     return job
 
 

@@ -77,12 +77,12 @@ SIMPLE = {
 }
 
 
-def check(manifest):
+def check(manifest, kuberay="1.6.2"):
     """Raises jsonschema.ValidationError, which names the place, if Kubernetes or its operator would
     refuse it.
     """
     kind = KINDS[manifest["apiVersion"], manifest["kind"]]
-    schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_of_operators()}}
+    schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_of_operators(kuberay)}}
     jsonschema.Draft202012Validator(schema).validate(manifest)
 
 
@@ -90,10 +90,14 @@ def _kubernetes():
     return json.loads(gzip.decompress(SCHEMAS.read_bytes()))
 
 
-def _of_operators():
+def _of_operators(kuberay):
     kinds = {}
     for name in ("kuberay-1.6.2.json", "prometheus-operator.json"):
         kinds |= json.loads((HERE / name).read_text())
+    if kuberay != "1.6.2":
+        for kind, fields in json.loads((HERE / f"kuberay-{kuberay}.json").read_text()).items():
+            # What is new in a kind, or a new kind.
+            kinds[kind] = {**kinds.get(kind, {}), **fields}
 
     def schema(given):
         if isinstance(given, list):
@@ -279,6 +283,26 @@ def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manif
     assert "enableInTreeAutoscaling" not in job["spec"]["rayClusterSpec"]
 
 
+def test_the_workers_have_the_labels_that_the_job_asks_for(write_manifest):
+    wanted = '{"ray.io/accelerator-type" = "H100", pool = "large", market-type = "!spot"}'
+    _, job = write_manifest("-s", f"ray.labels={wanted}")
+    check(job)
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    # Ray tells the accelerator by itself, and a label that is absent is not "spot".
+    assert group["labels"] == {"pool": "large"}
+    _, job = write_manifest()
+    assert "labels" not in job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+
+
+def test_logs_go_to_the_history_server_if_it_has_an_image(write_manifest):
+    _, job = write_manifest("--history", "example.com/collector:1")
+    check(job, kuberay="1.7.0")
+    with pytest.raises(jsonschema.ValidationError, match="historyServerOptions"):
+        check(job)
+    options = job["spec"]["rayClusterSpec"]["historyServerOptions"]
+    assert options == {"collectorOptions": {"image": "example.com/collector:1"}}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -292,6 +316,15 @@ def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manif
         ),
         (["-s", "ray.num_cpus=9"], "ray.num_cpus = 9, but a worker's pod has 8 CPUs"),
         (["-s", "ray.num_gpus=2"], "ray.num_gpus = 2, but a worker's pod has 1 GPUs"),
+        (
+            ["-s", "ray.memory=40"],
+            "ray.memory = 40: 40.0 GB, but a worker's pod has 34.4 GB (--memory 32Gi)",
+        ),
+        (
+            ["-s", "ray.labels={pool = 'in(a,b)'}"],
+            "ray.labels: pool = 'in(a,b)': the manifest's workers have one value; give it",
+        ),
+        (["--history", " "], "--history ' ': give a name"),
     ],
 )
 def test_a_manifest_that_could_not_run_is_refused(write_manifest, options, words):
