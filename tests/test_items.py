@@ -1,6 +1,7 @@
 """The tables and figures of the papers: each declaration makes valid jobs, and a mistake is named."""
 
 import importlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -205,3 +206,28 @@ def test_a_paper_is_read_as_it_stands():
         text = (PAPERS / paper / "items.toml").read_text()
         names = [f"{paper}/{name}" for name in tomllib.loads(text)["items"]]
         assert names == [name for name in OF_FIVE if name.startswith(f"{paper}/")]
+
+
+def figures_in(text):
+    """The figures that a text names, in small letters: "A 1, 2b, B 3 to 4" are a1, a2b, b3, b4."""
+    figures, paper = set(), ""
+    for words in text.lower().split(", "):
+        match = re.fullmatch(r"(?:([a-z]+) )?(\d+[a-d]?)(?: to (\d+))?", words)
+        paper = match[1] or paper
+        numbers = range(int(match[2]), int(match[3]) + 1) if match[3] else [match[2]]
+        figures |= {f"{paper}{number}" for number in numbers}
+    return figures
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.papers])
+def test_a_kind_names_the_figures_that_are_declared_with_it(kind):
+    declared = set()
+    for name, item in DECLARED.items():
+        if item.item.figure == kind:
+            paper, figures = name.split("/")[0], item.item.shows.split(":")[0]
+            declared |= figures_in(re.sub(", (left|right)", "", figures.replace("Fig.", paper)))
+    named = figures_in(KINDS[kind].papers)
+    # A figure may be named without the panels that are items of their own.
+    whole = {figure.rstrip("abcd") for figure in declared}
+    assert named <= declared | whole
+    assert {figure for figure in declared if figure.rstrip("abcd") not in named} <= named

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     """A kind of figure: the function in `rayfed.papers` that draws it, and what it shows.
 
-    `papers` are the figures of papers that it redraws.
+    `papers` are the figures of papers that it redraws; empty if it is none of theirs.
     """
 
     drawn_by: str
@@ -20,16 +20,16 @@ KINDS = {
     "curves": Kind(
         "curves:curves",
         "accuracy or other numbers by round",
-        "FedNTD 7, 11, 13, FedLMD 4, 6, FedCAD 1, FedSSD 7, 8, FedCSD 5, 6",
+        "FedNTD 7, 11 to 13, FedLMD 4, 6, FedCAD 1, FedSSD 2b, 7, 8, FedCSD 1d, 5, 6",
         ("of", "by_setting"),
     ),
     "forgetting": Kind(
-        "global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"
+        "global_model:forgetting", "accuracy that each class has lost, by round", ""
     ),
     "classes": Kind(
         "classes:accuracy",
         "accuracy of each class, by round",
-        "FedNTD 2a and 10, FedSSD 3",
+        "FedNTD 2a, 10, FedSSD 3",
         ("client", "normalised"),
     ),
     "consistency": Kind(
@@ -43,19 +43,17 @@ KINDS = {
     "sweep": Kind(
         "sweep:sweep",
         "a number by a key of the job",
-        "FedNTD 2c, 15, 16, FedLMD 7 to 9, FedSSD 9, FedCSD 3, 4",
+        "FedNTD 2c, 15, 16, FedLMD 7, 9, FedSSD 9, FedCSD 3, 4",
         ("x", "of"),
     ),
-    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5 and 8", ("of", "by_setting")),
+    "bars": Kind("sweep:bars", "a number of each method", "FedLMD 5, 8", ("of", "by_setting")),
     "scatter": Kind(
         "sweep:scatter",
         "a number of each run or round against another one",
-        "FedNTD 8, FedSSD 2a",
+        "FedSSD 2a",
         ("x", "of", "by_round"),
     ),
-    "local": Kind(
-        "clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"
-    ),
+    "local": Kind("clients:local", "accuracy before and after local training", ""),
     "in-out": Kind(
         "clients:in_out",
         "the same on a client's own and on other classes",
@@ -65,7 +63,7 @@ KINDS = {
     "epochs": Kind(
         "epochs:epochs",
         "the same, or a distance, by local epoch",
-        "FedNTD 6, FedCSD 1a and 1b",
+        "FedNTD 6, FedCSD 1a, 1b, 1c",
         ("of", "round"),
     ),
     "divergence": Kind(
