@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.base.errors import Diverged, InputError
 from rayfed.base.isolation import HAS_PRECISIONS, set_tf32, threads
@@ -536,6 +537,32 @@ def test_evaluations_add_up(make_setup):
     assert all(
         torch.equal(tensor, weights[name]) for name, tensor in setup.model.state_dict().items()
     )
+
+
+def test_an_evaluation_waits_for_its_device_as_often_with_many_batches_as_with_one(
+    make_setup, monkeypatch
+):
+    """A read of a number, and a copy to the CPU, waits for a GPU."""
+    setup = make_setup(fedavg())
+    model, waits, cpu = copy.deepcopy(setup.model).eval(), [], torch.Tensor.cpu
+    federation, in_batches = type(setup.federation), setup.federation.batches
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: waits.append("copy") or cpu(self))
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "_local_scalar_dense" in str(function):
+                waits.append("read")
+            return function(*args, **(kwargs or {}))
+
+    def number_of_waits(size):
+        monkeypatch.setattr(federation, "batches", lambda _, *rest: in_batches(*rest, size=size))
+        waits.clear()
+        with Reads():
+            evaluation = evaluate(setup, model, 0, 30)
+        return len(waits), evaluation.confusion.tolist()
+
+    once, of_all = number_of_waits(30)
+    assert 0 < once < 10 and (once, of_all) == number_of_waits(3)
 
 
 # Refusals.

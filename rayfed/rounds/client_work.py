@@ -265,12 +265,13 @@ def loss_of(setup: Setup, model: nn.Module, client: int, round: int, *, one_batc
         number = min(setup.job.train.batch_size, len(rows))
         places = np.random.default_rng(seed).choice(len(rows), number, replace=False)
         rows = rows[np.sort(places)]
-    total = 0.0
+    losses: list[Tensor] = []
     with isolated(seed, setup.device), torch.no_grad():
         for examples, labels in data.batches(data.train, rows, setup.device):
             logits = setup.run(model, examples).logits
-            total += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-    return total / len(rows)
+            losses.append(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    # They are read together: each read would wait for the GPU.
+    return sum(torch.stack(losses).tolist()) / len(rows)
 
 
 def views_of_parts(

@@ -33,20 +33,30 @@ def evaluate(setup: Setup, model: nn.Module, start: int, stop: int) -> Evaluatio
     started = time.perf_counter()
     test = setup.federation.test
     rows = np.arange(start, min(stop, len(test.labels)))
-    loss = 0.0
+    # By batch; they stay on the device, as each read would wait for it.
+    losses: list[Tensor] = []
+    confidences: list[Tensor] = []
+    right: list[Tensor] = []
     answers: list[Tensor] = []
-    overconfidence = np.zeros(metrics.BINS)
     with evaluating(setup), torch.no_grad():
         for images, labels in batches_of_test(setup, rows, start):
             logits = setup.run(model, images).logits
-            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            losses.append(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             confidence, predicted = logits.float().softmax(dim=1).max(dim=1)
-            right = predicted.cpu() == labels.cpu()
-            overconfidence += metrics.overconfidence(confidence.cpu().numpy(), right.numpy())
-            answers.append(logits.argmax(dim=1).cpu())
+            confidences.append(confidence)
+            right.append(predicted == labels)
+            answers.append(logits.argmax(dim=1))
 
+    # Added up from the first batch to the last, in float64.
+    loss = sum(torch.stack(losses).tolist())
+    overconfidence = np.zeros(metrics.BINS)
+    sizes = [len(of_batch) for of_batch in answers]
+    of_confidence = torch.cat(confidences).cpu().split(sizes)
+    of_right = torch.cat(right).cpu().split(sizes)
+    for confidence, is_right in zip(of_confidence, of_right, strict=True):
+        overconfidence += metrics.overconfidence(confidence.numpy(), is_right.numpy())
     truth = test.labels[rows]
-    predictions = torch.cat(answers).numpy()
+    predictions = torch.cat(answers).cpu().numpy()
     confusion = metrics.confusion_matrix(truth, predictions, setup.federation.num_classes)
     domains = np.stack([test.by_domain(rows[truth == predictions]), test.by_domain(rows)])
     seconds = time.perf_counter() - started
