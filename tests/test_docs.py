@@ -92,16 +92,30 @@ PRINTED = {
 every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def snippets(path, *languages):
+def snippets_in(text, *languages):
     """Language and text of each block of code in these languages."""
-    return re.findall(
-        rf"^```({'|'.join(languages)})\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL
-    )
+    return re.findall(rf"^```({'|'.join(languages)})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def snippets(path, *languages):
+    """The blocks of a page."""
+    return snippets_in(path.read_text(), *languages)
 
 
 def prose(path):
     """A file's text without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def run_few(monkeypatch):
+    """Let `rayfed.run` play few rounds without Ray, whatever the job says; return it."""
+    play = rayfed.run
+
+    def run(job, overrides=None, **more):
+        return play(job, {**(overrides or {}), **FEW}, **more)
+
+    monkeypatch.setattr(rayfed, "run", run)
+    return run
 
 
 @pytest.fixture
@@ -143,12 +157,7 @@ def test_python_snippets_run(page, capsys, monkeypatch):
     """From the first to the last, with few rounds and without Ray; and so do the jobs that they
     need.
     """
-    play = rayfed.run
-
-    def run(job, overrides=None, **more):
-        return play(job, {**(overrides or {}), **FEW}, **more)
-
-    monkeypatch.setattr(rayfed, "run", run)
+    run = run_few(monkeypatch)
     blocks = snippets(ROOT / page, "toml", "python")
     if page == "docs/results.md":
         run("jobs/quickstart.toml")
