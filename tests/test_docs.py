@@ -67,7 +67,8 @@ PLAYED = {
     "oort",
     "day",
 }
-# The pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line.
+# The pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line. That of
+# docs/bridges.md needs libraries that rayfed does not: tests/test_bridges.py runs it.
 PRINTED = {
     "README.md": [r"fedavg 0\.\d+", r"fedntd 0\.\d+"],
     "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],
