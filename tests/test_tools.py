@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ for folder in ("tools", "docs", "docs/comparison", "docs/reproduction"):
 # The scripts that make pages lie beside these.
 FILES = [
     *(ROOT / "tools").glob("*.py"),
-    *(ROOT / "docs").glob("*/make_*.py"),
+    *(ROOT / "docs").rglob("make_*.py"),
     ROOT / "docs/pages.py",
 ]
 TOOLS = {path.stem: path for path in sorted(FILES)}
@@ -41,6 +42,24 @@ def tool(name):
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_tool_finds_all_that_it_needs_of_rayfed(name):
     assert tool(name).__doc__
+
+
+# Here the tools' folders are on the path, so a tool that is started alone may miss what it finds here.
+ALONE = """
+import runpy, sys
+for tool in sys.argv[1:]:
+    sys.modules.pop("pages", None)
+    sys.path[0] = tool.rpartition("/")[0]
+    runpy.run_path(tool, run_name="tool")
+    print(tool)
+"""
+
+
+def test_a_tool_that_is_started_alone_finds_its_modules():
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", ALONE, *map(str, TOOLS.values())]
+    run = subprocess.run(words, capture_output=True, text=True, env=path)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_the_comparisons_tables_are_made_from_its_results():
@@ -289,7 +308,7 @@ def test_a_notebook_runs_and_prints_what_its_committed_outputs_say(path, tmp_pat
 
 
 def test_the_notebooks_have_their_outputs_and_nothing_of_a_machine():
-    assert len(NOTEBOOKS) == 5 and sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
+    assert len(NOTEBOOKS) == 6 and sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
     for path in NOTEBOOKS:
         text = re.sub(r'"image/png": "[^"]*"', "", path.read_text())
         assert not re.search(r"(?<![\w.])/(home|root|work|Users|mnt|tmp)\b", text), path.name

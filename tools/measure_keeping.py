@@ -30,7 +30,7 @@ from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
 from rayfed.folder.checkpoint import newest
 from rayfed.folder.places import checkpoints_of
-from rayfed.folder.recorder import Recorder as Keeper
+from rayfed.folder.recorder import Recorder
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.measures.metrics import Evaluation
@@ -92,34 +92,40 @@ def timed(what: str) -> Iterator[None]:
     )
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder and in those below; none where there is no folder."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def measure_rounds(setup: Setup, rounds: int) -> None:
-    with timed(f"keeping {rounds} rounds"), Keeper(setup, ThisProcess(setup)) as keeper:
+    with timed(f"keeping {rounds} rounds"), Recorder(setup, ThisProcess(setup)) as recorder:
         for number in range(rounds + 1):
-            keeper.round(a_round(number, range(10) if number else range(0), {}))
+            recorder.round(a_round(number, range(10) if number else range(0), {}))
     for name in RESULTS:
         with timed(f"reading {name}"):
-            read_table(keeper.path, name)
-        print(f"{'':32} {len(list((keeper.path / f'{name}.parquet').iterdir())):8} files")
+            read_table(recorder.path, name)
+        print(f"{'':32} {len(files_in(recorder.path / f'{name}.parquet')):8} files")
     with timed("newest checkpoint"):
         saved = newest(checkpoints_of(setup.job))
-    with timed("resuming"), Keeper(setup, ThisProcess(setup), saved):
+    with timed("resuming"), Recorder(setup, ThisProcess(setup), saved):
         pass
 
 
 def measure_memories(setup: Setup, clients: int, kilobytes: int) -> None:
     kept = {client: memory(client, 1, kilobytes) for client in range(clients)}
-    with Keeper(setup, ThisProcess(setup)) as keeper:
+    with Recorder(setup, ThisProcess(setup)) as recorder:
         with timed(f"all {clients} memories"):
-            keeper.round(a_round(1, range(clients), kept))
+            recorder.round(a_round(1, range(clients), kept))
         changed = range(0, clients, 10)
         kept |= {client: memory(client, 2, kilobytes) for client in changed}
         for number in range(2, 10):
-            keeper.round(a_round(number, changed if number == 2 else range(0), kept))
+            recorder.round(a_round(number, changed if number == 2 else range(0), kept))
         with timed("a tenth of them"):
-            keeper.round(a_round(10, range(0), kept))
-    print(f"{'':32} {len(list((keeper.path / 'checkpoints').iterdir())):8} files")
+            recorder.round(a_round(10, range(0), kept))
+    files = files_in(recorder.path / "checkpoints")
+    print(f"{'':32} {len(files):8} files")
     kept.clear()
-    held = sum(file.stat().st_size for file in (keeper.path / "checkpoints").iterdir())
+    held = sum(file.stat().st_size for file in files)
     print(f"{'':32} {held / 2**20:8.0f} MiB")
     with timed("newest checkpoint"):
         saved = newest(checkpoints_of(setup.job))

@@ -121,7 +121,7 @@ def alive(_=None):
 def test_nothing_grows_with_the_rounds(cluster, make_setup, pool_on):
     """Neither driver, actors nor object store hold more after many rounds than after a few.
 
-    The memory of the processes themselves is drawn by tools/measure_memory.py over 400 rounds of a
+    The memory of the processes themselves is drawn by docs/make_memory.py over 400 rounds of a
     larger model: it also has what the C library keeps for later, which differs by the machine.
     """
 

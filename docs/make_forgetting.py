@@ -1,7 +1,7 @@
 """How much of the accuracy each definition of forgetting repeats: the table of docs/forgetting.md.
 
 rayfed run jobs/comparison/mnist-forgetting.toml      # some 15 minutes on one core
-python tools/measure_forgetting.py runs/mnist-forgetting
+python docs/make_forgetting.py runs/mnist-forgetting
 
 Given is a folder of runs. No number of the table is typed by hand.
 """
@@ -16,7 +16,7 @@ from rayfed.folder.found import find_runs
 from rayfed.report.forms import LAST, NAMES
 from rayfed.report.read import Run, read_run
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/forgetting.md"
+PAGE = Path(__file__).resolve().parent / "forgetting.md"
 HEAD = ("definition", "lowest to highest (%)", "with the last accuracy", "from round to round")
 
 

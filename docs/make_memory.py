@@ -1,6 +1,6 @@
 """Draw the memory of driver, actors and object store over 400 rounds: it has to be flat.
 
-    python tools/measure_memory.py [ROUNDS]
+    python docs/make_memory.py [ROUNDS]
 
 The method is SCAFFOLD, whose clients remember. Writes docs/figures/memory.svg.
 """
