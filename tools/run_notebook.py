@@ -19,12 +19,19 @@ NOTEBOOKS = {
 
 
 def executed(path: Path, folder: Path | str) -> nbformat.NotebookNode:
-    """A notebook after a run in a folder, where its results lie. Raises the error of a cell."""
+    """Return a notebook after a run in a folder, where its results lie.
+
+    Its outputs are without warnings, which name folders and processes of this machine. Raises the
+    error of a cell.
+    """
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
     # Without the version.
     notebook.metadata.language_info = {"name": "python"}
     return notebook
