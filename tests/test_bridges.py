@@ -75,7 +75,7 @@ def test_each_section_with_python_has_its_test_here():
         "pandas and polars": 2,
         "flwr-datasets": 1,
         "The Hugging Face hub": 2,
-        "ONNX": 1,
+        "Export to ONNX": 1,
         "Optuna": 1,
     }
 
@@ -164,7 +164,7 @@ def test_the_folder_for_the_hub_has_the_final_weights_and_a_card_and_is_what_is_
 @pytest.mark.slow
 def test_onnx_has_the_outputs_of_torch_and_the_accuracy_of_the_run(last):
     needs_library("onnx", "onnxscript", "onnxruntime")
-    (example,) = blocks("ONNX")
+    (example,) = blocks("Export to ONNX")
     left = played(example)
     assert left["logits"].shape == (2000, 10) and left["logits"].std() > 0
     np.testing.assert_allclose(left["logits"], left["expected"], rtol=1e-4, atol=1e-5)

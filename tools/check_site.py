@@ -21,8 +21,6 @@ SEARCHED = (
 )
 # Characters of a line of code, which a page shows without scrolling.
 LONGEST = 100
-# These pages have not been converted: their commands still begin with `$ `.
-WITH_PROMPTS = ("figures.md", "participation.md", "privacy.md", "results.md")
 # MB of the whole site.
 LARGEST = 30
 # What a page brings, and its attribute.
@@ -102,8 +100,7 @@ def faults_of_pages(root: Path) -> list[str]:
     pages = {path.relative_to(root): path.read_text() for path in paths}
     lines = faults_of_words(pages)
     for path, text in pages.items():
-        if path.name not in WITH_PROMPTS:
-            lines += faults_of_code(path, text)
+        lines += faults_of_code(path, text)
     return lines
 
 
