@@ -37,10 +37,12 @@ test-slow: .venv/installed
 	$(BIN)/pytest -m "slow and not chaos" -n 3 --dist worksteal --durations=20 -rs
 
 # Without a network but for the installation. A warning is an error, such as a link between pages that leads nowhere.
+# Where node is installed, questions are typed into the site's search, and each has to find its page.
 docs: .venv/docs
 	rm -rf build/site
 	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs -d build/doctrees . build/site
 	$(BIN)/python tools/check_site.py build/site
+	if command -v node; then $(BIN)/python tools/search_site.py build/site; fi
 
 # Seconds per round beside other ways to do the same work, in about ten minutes; options: make bench ARGS="--workloads W1"
 bench: .venv/installed

@@ -12,6 +12,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ sys.path.insert(0, str(ROOT))
 HUBS = ("docs/README", "docs/methods/README", "docs/api/README")
 
 project = "rayfed"
-html_title = "rayfed"
+release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+# Above the navigation, and in the titles of tabs.
+html_title = f"rayfed {version}"
 root_doc = HUBS[0]
 include_patterns = [
     "docs/**",
@@ -49,6 +52,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["tables.js"]
+html_search_scorer = str(ROOT / "docs/_static/scorer.js")
 html_copy_source = False
 html_show_copyright = html_show_sphinx = False
 html_math_renderer = "drawn"
@@ -115,6 +119,19 @@ def link_files(app: Sphinx, document: nodes.document) -> None:
             link.replace_self(
                 nodes.reference("", "", *link.children, refuri=relative, internal=True)
             )
+
+
+def pair_pictures(app: Sphinx, document: nodes.document) -> None:
+    """On dark pages, NAME-dark.png replaces a picture NAME-light.png, where it exists."""
+    folder = Path(app.env.doc2path(app.env.docname)).parent
+    for image in list(document.findall(nodes.image)):
+        dark = image["uri"].replace("-light.png", "-dark.png")
+        if dark != image["uri"] and (folder / dark).exists():
+            other = image.deepcopy()
+            other["uri"] = dark
+            image["classes"].append("only-light")
+            other["classes"].append("only-dark")
+            image.parent.insert(image.parent.index(image) + 1, other)
 
 
 def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
@@ -335,6 +352,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", navigation_of)
     # Before links to files are taken for downloads.
     app.connect("doctree-read", link_files, priority=100)
+    app.connect("doctree-read", pair_pictures, priority=100)
     app.connect("html-collect-pages", file_pages)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-process-docstring", mend_docstring)

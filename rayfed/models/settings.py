@@ -72,5 +72,7 @@ def _write(model: Model) -> dict[str, Any]:
     return {"name": model.name, **model.options, **table(model.adapt)}
 
 
-MODEL = Form(_read, _write, default="cnn", kinds={"any model": Adapt}, imports_torch=True)
+# What `rayfed keys` calls the keys that every model has.
+ANY = "any model"
+MODEL = Form(_read, _write, default="cnn", kinds={ANY: Adapt}, imports_torch=True)
 MODEL_TEXT = f"{', '.join(MODELS)}, or package.module:function, or timm/NAME, and its options"

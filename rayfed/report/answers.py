@@ -15,6 +15,7 @@ from rayfed.report.words import in_sentence, interval, listed, mean_percent, per
 
 # Most classes that the answer on forgetting names.
 WORST = 3
+MEANING = "Mean over classes: accuracy lost since the best earlier round."
 COSTS = ("seconds", "bytes_down", "bytes_up")
 # Name, value, note.
 Number = tuple[str, str, str]
@@ -37,24 +38,19 @@ def shared(runs: Sequence[Run]) -> str:
     return HEADLINES[-1]
 
 
-def headline(run: Run, key: str) -> list[Number]:
-    """Return the numbers that sum up a run, with the forgetting of this key."""
+def headline(run: Run) -> list[Number]:
+    """Return the numbers that sum up a run, as the terminal has them."""
     summary = run.summary
-    lost = forgetting_of(run).get(key, math.nan) / 100
     best = summary.get("best", {})
     last_round = summary.get("last", {})
-    counts = rounds_of_means(run)
-    means = mean_of([counts[key]]) if key in counts else ""
     at_last = ""
     if last_round and last_round["round"] < summary["rounds"]:
         at_last = f"round {last_round['round']}"
     at_best = f"round {best['round']}" if best else ""
-    name = in_words(key).partition(" (")[0].partition(",")[0]
     return [
         ("best accuracy", percent(best.get("test_accuracy")), at_best),
         ("last accuracy", percent(last_round.get("test_accuracy")), at_last),
-        (name, percent(lost), means),
-        ("since the peak", percent(last_round.get("forgetting")), at_last),
+        ("forgetting", percent(last_round.get("forgetting")), at_last),
         ("rounds", f"{summary['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(summary.get("seconds", 0)))), ""),
         ("sent to clients", size(summary.get("bytes_down", 0)), ""),
@@ -62,15 +58,25 @@ def headline(run: Run, key: str) -> list[Number]:
     ]
 
 
+def headline_of_key(run: Run, key: str) -> Number:
+    """Return the forgetting of this key, with the rounds that a mean is of."""
+    lost = forgetting_of(run).get(key, math.nan) / 100
+    counts = rounds_of_means(run)
+    means = mean_of([counts[key]]) if key in counts else ""
+    name = in_words(key).partition(" (")[0].partition(",")[0]
+    return (name, percent(lost), means)
+
+
 def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """Return the answers about a single run."""
-    numbers = headline(run, shared([run]))
+    numbers = headline(run)
     accuracy = numbers[:2]
-    forgetting = numbers[2:4]
-    costs = numbers[4:]
+    forgetting = numbers[2:3]
+    costs = numbers[3:]
+    others = f"With other runs: rayfed report {in_sentence(run.name)} OTHER"
     return [
         Answer("How good is it?", accuracy, _how_good(run)),
-        Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
+        Answer("Compared with what?", _untrained(run), others),
         Answer("What was forgotten?", forgetting, _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
@@ -99,19 +105,18 @@ def _untrained(run: Run) -> list[Number]:
 
 
 def _worst(losses: Sequence[ClassLoss]) -> str:
-    """Name the classes that lost most accuracy."""
+    """Say what forgetting is, and name the classes that lost most accuracy."""
     if not losses:
         return "Nothing can be forgotten before the second evaluated round of training."
     lost = [loss for loss in losses if loss.lost > 0]
     if not lost:
-        return "No class is below its best earlier round."
+        return f"{MEANING} No class is below its best earlier round."
     worst = []
     for loss in lost[:WORST]:
         points = f"{100 * loss.lost:.1f} points since round {loss.peak_round}"
         worst.append(f"{in_sentence(loss.name)}, {points}")
-    return (
-        f"{len(lost):,} of {len(losses):,} classes lost accuracy, most of all {'; '.join(worst)}."
-    )
+    count = f"{len(lost):,} of {len(losses):,} classes lost accuracy"
+    return f"{MEANING} {count}, most of all {'; '.join(worst)}."
 
 
 def of_groups(

@@ -14,7 +14,7 @@ from rich.filesize import decimal as size
 from rayfed.base.errors import InputError
 from rayfed.job import MEASURE, flat
 from rayfed.measures.metrics import rounds_to_target
-from rayfed.report.answers import COSTS, headline, headlines
+from rayfed.report.answers import COSTS, Number, headline, headline_of_key, headlines
 from rayfed.report.charts import MOST_ROWS
 from rayfed.report.read import Group, Run, forgotten, shorten
 from rayfed.report.table import Row, rows
@@ -24,6 +24,13 @@ from rayfed.report.words import html_bar, listed, mean_percent
 HASHES = {"hash of the data": "data", "hash of the partition": "partition"}
 # The runs of a group may differ in these.
 VARIED = ("seed", "data.partition.seed", "hash of the partition")
+
+
+def columns(run: Run, key: str) -> list[Number]:
+    """Return the numbers of a run in the table, with the forgetting of a key."""
+    accuracy, last, peak, *costs = headline(run)
+    since = ("since the peak", *peak[1:])
+    return [accuracy, last, headline_of_key(run, key), since, *costs]
 
 
 def numbers(group: Group, target: float, key: str) -> list[str]:
@@ -37,7 +44,7 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
     reached_in = listed(round or "never" for round in reached)
     if len(runs) == 1:
         shown = []
-        for _, value, note in headline(runs[0], key):
+        for _, value, note in columns(runs[0], key):
             shown.append(f"{value} ({note})" if note else value)
         return [seeds, *shown, reached_in]
     summaries = [run.summary for run in runs]

@@ -20,10 +20,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rayfed.base.files import write_text
-from rayfed.base.values import keys, table
+from rayfed.base.values import Key, keys, table
 from rayfed.data.partition import ALWAYS_SHOWN, PARTITIONS
 from rayfed.data.unevenness import in_words
-from rayfed.models.settings import Adapt
+from rayfed.job import Job, flat
+from rayfed.models.settings import ANY, Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
 from rayfed.report.read import ClassLoss, Group, Run, forgotten, grouped, read_run, shorten
@@ -32,11 +33,10 @@ from rayfed.report.table import Row
 from rayfed.report.words import html_bar, listed, percent
 
 FORGETTING = (
-    "The accuracy lost since each class's best earlier round (peak; below 0, this round is the "
-    "best yet), on average. A run by itself also has what was lost since the evaluated round "
-    "before (round), the peak of the classes that no client of the round holds (continual), and, "
-    "where confusion was measured, what was lost on the way to the models of the clients (local) "
-    "and from them to the next model (aggregation)."
+    "the accuracy that a class has lost since its best earlier round, averaged over the classes. "
+    "Below 0, this round is the best yet. The page of one run has more lines. "
+    "round: since the evaluated round before. continual: only classes that no client of the round "
+    "holds. local and aggregation: lost by the clients' training, and by averaging their models."
 )
 NOT_ALL = (
     " Only some rounds were evaluated, each with a point; the lines between points show no "
@@ -50,7 +50,14 @@ STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
 TEMPLATES = Environment(
     loader=PackageLoader("rayfed.report"), trim_blocks=True, lstrip_blocks=True, **STRICT
 )
-TEMPLATES.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _as_toml(value: Any) -> str:
+    """Return a value as a job file has it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+TEMPLATES.filters["toml"] = _as_toml
 TEMPLATES.filters["json"] = lambda value: Markup(
     json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 )
@@ -133,15 +140,58 @@ def run_page(run: Run) -> str:
         more_classes=more,
         partition=_partition(run),
         clients=_clients(run),
+        head=_head(run),
+        changed=_changed(run),
         environment=_environment(run),
         drawn=_drawn(run),
     )
 
 
+def _head(run: Run) -> list[str]:
+    """Return what was trained on what, in a few words each, without what is as it always is."""
+    data, model = run.job["data"], _of_model(run.job["model"])
+    partition = _of_partition(data["partition"])
+    for key, usual in (("num_clients", run.num_clients), ("seed", 0)):
+        if partition.get(key) == usual:
+            del partition[key]
+    clients = f"{run.num_clients:,} clients: {_with_values(partition)}"
+    return [str(data["source"]), clients, _with_values(model), f"seed {run.job['seed']}"]
+
+
+def _with_values(named: dict[str, Any]) -> str:
+    """Return a name with its values.
+
+    >>> _with_values({"name": "dirichlet", "alpha": 0.5}), _with_values({"name": "iid"})
+    ('dirichlet (alpha = 0.5)', 'iid')
+    """
+    values = [f"{key} = {_as_toml(value)}" for key, value in named.items() if key != "name"]
+    return f"{named.get('name')} ({', '.join(values)})" if values else f"{named.get('name')}"
+
+
+def _changed(run: Run) -> list[tuple[str, str]]:
+    """Return the keys of a run's job that differ from the defaults, and their values."""
+    values = flat(run.job)
+    defaults: dict[str, list[Key]] = {}
+    for key in keys(Job):
+        defaults.setdefault(key.name, []).append(key)
+    changed = [("method", str(run.environment.get("method", "see all keys")))]
+    for name, value in values.items():
+        if name in ("name", "method"):
+            continue
+        kind = values.get(f"{name.rpartition('.')[0]}.name", "")
+        usual = [key.default for key in defaults.get(name, []) if key.kind in ("", kind, ANY)]
+        if value not in usual:
+            changed.append((name, _as_toml(value)))
+    return changed
+
+
 def _environment(run: Run) -> list[tuple[str, Any]]:
     """Return the items of environment.json for a table, in words; packages come last."""
     left_out = ("method", "packages", "unevenness")
-    items = {key: value for key, value in run.environment.items() if key not in left_out}
+    items = {}
+    for key, value in run.environment.items():
+        if key not in left_out and value not in ("", [], {}, None):
+            items[key] = value
     if "hardware" in items:
         kinds = [" ".join(map(str, kind.values())) for kind in items["hardware"]]
         items["hardware"] = listed(kinds)
@@ -149,7 +199,7 @@ def _environment(run: Run) -> list[tuple[str, Any]]:
         times = items.pop("resumed")
         items["resumed after round"] = listed(time["after_round"] for time in times)
     packages = run.environment.get("packages", {})
-    return list(items.items()) + list(packages.items())
+    return list(items.items()) + [(name, it) for name, it in packages.items() if it is not None]
 
 
 def _drawn(run: Run) -> dict[str, list[Chart]]:
@@ -214,7 +264,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         numbers.append(compared.numbers(group, target, key))
         statuses.append(listed(dict.fromkeys(run.status for run in group.runs)))
         partitions.append(compared.partition_of(group))
-    headings = [name for name, _, _ in answers.headline(runs[0], key)]
+    headings = [name for name, _, _ in compared.columns(runs[0], key)]
     return rendered(
         "comparison.html",
         runs=runs,
@@ -269,7 +319,7 @@ def card(folder: Path) -> str:
         template = TEMPLATES.get_template("card.html")
         return template.render(
             run=run,
-            headline=answers.headline(run, answers.shared([run])),
+            headline=answers.headline(run),
             curve=curve,
             not_all=not_all([run]),
         )
