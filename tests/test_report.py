@@ -199,7 +199,7 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
     best = max(rounds[1:], key=lambda row: row["test_accuracy"])
     assert page.tiles["best accuracy"] == f"{100 * best['test_accuracy']:.1f}%"
-    assert page.tiles["since the peak"] == f"{100 * rounds[-1]['forgetting']:.1f}%"
+    assert page.tiles["forgetting"] == f"{100 * rounds[-1]['forgetting']:.1f}%"
     assert (
         page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
     )

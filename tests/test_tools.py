@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -274,6 +275,33 @@ def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewher
         "index.html: loads https://example.org/x.js",
         "index.html: deep/other.html#there: the page has no such anchor",
         "index.html: none.html: there is no such file",
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_the_sites_search_is_asked_and_the_right_page_has_to_come_first(tmp_path):
+    pytest.importorskip("sphinx")
+    search = tool("search_site")
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    scorer = str(ROOT / "docs/_static/scorer.js")
+    (source / "conf.py").write_text(f"html_theme = 'basic'\nhtml_search_scorer = {scorer!r}\n")
+    pages = {
+        "index": "Home\n====\n\n.. toctree::\n\n   adam\n   train\n",
+        "adam": "Early models\n============\n\nStopping is told elsewhere, as is early stopping.\n",
+        "train": "Training\n========\n\nText.\n\nStopping early\n--------------\n\nText.\n",
+    }
+    for name, text in pages.items():
+        (source / f"{name}.rst").write_text(text)
+    build = [sys.executable, "-m", "sphinx", "-q", "-d", tmp_path / "trees", source, site]
+    subprocess.run(build, check=True)
+    found = search.hits(site, ["early stopping", "zebra"])
+    assert [hit.page for hit in found["early stopping"]] == ["train", "adam"]
+    assert found["zebra"] == [] and search.rank([], ["train"]) is None
+    assert search.rank(found["early stopping"], ["adam"]) == 2
+    questions = {"early stopping": ("train",), "zebra": ("adam", "train")}
+    assert search.faults(site, questions) == [
+        "'zebra' does not find adam or train among the first 3 hits"
     ]
 
 

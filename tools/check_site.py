@@ -1,11 +1,14 @@
 """Check the site that `make docs` has built, and the pages that it is made of.
 
 Every link and anchor leads somewhere, on disk, without a network. The pages have the words that
-people search for. Commands can be copied as they are, and no line of code is too long.
+people search for. Commands can be copied as they are, and no line of code is too long. Pictures of
+the report show today's.
 
 python tools/check_site.py build/site
 """
 
+import hashlib
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -21,6 +24,8 @@ SEARCHED = (
 )
 # Characters of a line of code, which a page shows without scrolling.
 LONGEST = 100
+# The file beside the pictures of reports: what the report looked like when they were taken.
+TAKEN = "taken.json"
 # MB of the whole site.
 LARGEST = 30
 # What a page brings, and its attribute.
@@ -94,6 +99,36 @@ def faults_of_code(path: Path, text: str) -> list[str]:
     return lines
 
 
+def look_of_report(root: Path) -> str:
+    """Return a hash of what a run's report looks like: its templates, and what a recorded one says.
+
+    `tools/picture_report.py` writes it beside the pictures that it takes.
+    """
+    folder = root / "rayfed/report/templates"
+    look = hashlib.sha256()
+    for name in ("base.html", "run.html", "page.css", "page.js"):
+        look.update((folder / name).read_bytes())
+    said = json.loads((root / "tests/records/pages.json").read_text())["one"]
+    look.update(json.dumps(said, sort_keys=True).encode())
+    return look.hexdigest()
+
+
+def faults_of_pictures(root: Path) -> list[str]:
+    """Return a line for each picture of a report that looks different today."""
+    folder = root / "docs/report"
+    record = folder / TAKEN
+    taken = json.loads(record.read_text()) if record.exists() else {}
+    lines = []
+    for path in sorted(folder.glob("*.png")):
+        name = re.sub(r"-\d+-(light|dark)$", "", path.stem)
+        if taken.get(name) != look_of_report(root):
+            lines.append(
+                f"docs/report/{path.name}: the report looks different today; take the picture "
+                "again with tools/picture_report.py"
+            )
+    return lines
+
+
 def faults_of_pages(root: Path) -> list[str]:
     """A line for each fault of the pages, as Markdown has them."""
     paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
@@ -108,7 +143,7 @@ def main() -> None:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit(f"{(__doc__ or '').strip()}\n\ngive the folder of the site; `make docs` builds it")
     site = Path(sys.argv[1])
-    wrong = faults(site) + faults_of_pages(ROOT)
+    wrong = faults(site) + faults_of_pages(ROOT) + faults_of_pictures(ROOT)
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
     if size > LARGEST:
         wrong.append(f"the site has {size:.1f} MB; at most {LARGEST} are right")

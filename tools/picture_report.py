@@ -3,17 +3,20 @@
     python tools/picture_report.py runs/quickstart/report.html docs/report/quickstart
 
 writes docs/report/quickstart-1280-light.png, and so on: the top of the page, as high as --height
-says.
+says. Make the run in an empty folder, so that the page names no folder of yours. `make docs` says
+when the report has changed since its pictures were taken.
 """
 
 import argparse
 import html
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from check_site import ROOT, TAKEN, look_of_report
 from PIL import Image
 
 # Width -> height, in pixels.
@@ -68,16 +71,24 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("beginning", type=Path, help="of the pictures' names")
     parser.add_argument("--height", type=int, help=f"in pixels; by width: {SIZES}")
+    parser.add_argument(
+        "--widths", type=int, nargs="+", choices=SIZES, default=[*SIZES], help="in pixels"
+    )
     options = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("neither chromium nor google-chrome is installed")
     options.beginning.parent.mkdir(parents=True, exist_ok=True)
-    for width, height in SIZES.items():
+    for width in options.widths:
         for scheme in SCHEMES:
             path = options.beginning.with_name(f"{options.beginning.name}-{width}-{scheme}.png")
-            picture(browser, options.page, width, options.height or height, scheme, path)
+            height = options.height or SIZES[width]
+            picture(browser, options.page, width, height, scheme, path)
             print(f"{path}: {path.stat().st_size:,} bytes")
+    record = options.beginning.with_name(TAKEN)
+    taken = json.loads(record.read_text()) if record.exists() else {}
+    taken[options.beginning.name] = look_of_report(ROOT)
+    record.write_text(json.dumps(taken, indent=1) + "\n")
 
 
 if __name__ == "__main__":
