@@ -1,38 +1,38 @@
-// How the site's search ranks what it finds. Sphinx gives a page its best word's score, so pages with one of the words
-// in any heading come before the page that the question is about. Here counts how many of the question's words a title
-// or a single heading has. Guides come before the reference of the package.
+// How the site's search ranks what it finds. Sphinx gives a page the score of its best word, so a page with one of the
+// words in a heading comes before the page that the question is about. Here it counts how many of the words a title or
+// a heading has. Guides come before the reference of the package, and its functions come last.
 const stems = (text) => {
   const stemmer = new Stemmer();
   const words = splitQuery(text.toLowerCase()).filter((word) => !stopwords.has(word));
   return words.map((word) => stemmer.stemWord(word));
 };
 
-// From 0, none of the words, to 1: the title has all of them, and no others.
-const agreement = (words, title) => {
-  const of_title = stems(title);
-  const found = words.filter((word) => of_title.includes(word)).length;
-  return words.length ? (0.8 * found) / words.length + (0.2 * found) / Math.max(of_title.length, words.length) : 0;
+// From 0, where the title has none of the words, to 2, where it is the question.
+const agreement = (question, title) => {
+  const [asked, told] = [stems(question), stems(title)];
+  const found = asked.filter((word) => told.includes(word)).length;
+  const phrase = question && title.toLowerCase().includes(question.toLowerCase());
+  return found / (asked.length || 1) + (0.5 * found) / (told.length || 1) + (phrase ? 0.5 : 0);
 };
 
-const headings = {}; // of each page, by its name
+const headings = new Map(); // the headings of each page, by the page's name
 
-const headings_of = (docname) => {
+const headingsOf = (page) => {
   const { alltitles, docnames } = Search._index;
-  if (!Object.keys(headings).length)
+  if (!headings.size)
     for (const [title, places] of Object.entries(alltitles))
-      for (const [file] of places) (headings[docnames[file]] ??= []).push(title);
-  return headings[docname] ?? [];
+      for (const [number] of places) headings.set(docnames[number], [...(headings.get(docnames[number]) ?? []), title]);
+  return headings.get(page) ?? [];
 };
 
 var Scorer = {
-  score: ([docname, title, anchor, descr, score, filename, kind]) => {
+  score: ([page, title, anchor, descr, score, filename, kind]) => {
     if (kind === "object") return score - 30;
-    const words = stems(new URLSearchParams(window.location.search).get("q") ?? "");
-    const [page, heading] = title.split(" > ");
-    const of_page = agreement(words, page);
-    const best = heading ? agreement(words, heading) : Math.max(0, ...headings_of(docname).map((one) => agreement(words, one)));
-    const reference = docname.startsWith("docs/api/") ? 5 : 0;
-    return score + 20 * of_page + 15 * best - reference;
+    const question = new URLSearchParams(window.location.search).get("q") ?? "";
+    const [name, heading] = title.split(" > ");
+    const told = heading ? [heading] : headingsOf(page);
+    const best = Math.max(0, ...told.map((one) => agreement(question, one)));
+    return score + 10 * agreement(question, name) + 8 * best - (page.startsWith("docs/api/") ? 5 : 0);
   },
   // The rest is as Sphinx has it.
   objNameMatch: 11,
