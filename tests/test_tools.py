@@ -278,6 +278,19 @@ def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewher
     ]
 
 
+def test_a_picture_of_another_report_is_found(tmp_path, monkeypatch):
+    check = tool("check_site")
+    assert len(check.look_of_report(ROOT)) == 64
+    monkeypatch.setattr(check, "look_of_report", lambda root: "today")
+    folder = tmp_path / "docs/report"
+    folder.mkdir(parents=True)
+    for name in ("new-1280-light", "new-390-dark", "old-one-1280-light"):
+        (folder / f"{name}.png").write_bytes(b"")
+    (folder / check.TAKEN).write_text('{"new": "today", "old-one": "yesterday"}')
+    (line,) = check.faults_of_pictures(tmp_path)
+    assert line.startswith("docs/report/old-one-1280-light.png: the report looks different today")
+
+
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_the_sites_search_is_asked_and_the_right_page_has_to_come_first(tmp_path):
     pytest.importorskip("sphinx")

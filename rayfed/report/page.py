@@ -174,7 +174,7 @@ def _changed(run: Run) -> list[tuple[str, str]]:
     defaults: dict[str, list[Key]] = {}
     for key in keys(Job):
         defaults.setdefault(key.name, []).append(key)
-    changed = [("method", str(run.environment.get("method", "see all keys")))]
+    changed = [("method", str(run.environment["method"]))] if "method" in run.environment else []
     for name, value in values.items():
         if name in ("name", "method"):
             continue
