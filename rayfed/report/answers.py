@@ -73,7 +73,7 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     accuracy = numbers[:2]
     forgetting = numbers[2:3]
     costs = numbers[3:]
-    others = f"With other runs: rayfed report {in_sentence(run.name)} OTHER"
+    others = f"With other runs: rayfed report {run.name} OTHER"
     return [
         Answer("How good is it?", accuracy, _how_good(run)),
         Answer("Compared with what?", _untrained(run), others),
