@@ -309,7 +309,7 @@ def test_the_sites_search_is_asked_and_the_right_page_has_to_come_first(tmp_path
     build = [sys.executable, "-m", "sphinx", "-q", "-d", tmp_path / "trees", source, site]
     subprocess.run(build, check=True)
     found = search.hits(site, ["early stopping", "zebra"])
-    assert [hit.page for hit in found["early stopping"]] == ["train", "adam"]
+    assert [hit.page for hit in found["early stopping"]][:2] == ["train", "adam"]
     assert found["zebra"] == [] and search.rank([], ["train"]) is None
     assert search.rank(found["early stopping"], ["adam"]) == 2
     questions = {"early stopping": ("train",), "zebra": ("adam", "train")}

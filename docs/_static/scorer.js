@@ -12,7 +12,8 @@ const agreement = (question, title) => {
   const [asked, told] = [stems(question), stems(title)];
   const found = asked.filter((word) => told.includes(word)).length;
   const phrase = question && title.toLowerCase().includes(question.toLowerCase());
-  return found / (asked.length || 1) + (0.5 * found) / (told.length || 1) + (phrase ? 0.5 : 0);
+  const share = found / (asked.length || 1);
+  return share ** 2 + (0.5 * share * found) / (told.length || 1) + (phrase ? 0.5 : 0);
 };
 
 const headings = new Map(); // the headings of each page, by the page's name
