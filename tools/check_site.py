@@ -87,15 +87,14 @@ def faults_of_code(path: Path, text: str) -> list[str]:
     A prompt `$ ` is for commands whose output follows.
     """
     lines = []
-    for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
-        rows = code.splitlines()
+    for language, code in re.findall(r"^```(\S*)\n(.*?)^```$", text, re.M | re.S):
+        # What is in braces is for Sphinx.
+        rows = [] if language.startswith("{") else code.splitlines()
         if language == "console" and all(row.startswith("$ ") for row in rows):
             lines.append(f"{path}: no output follows '{rows[0]}': make it a block of bash")
-        if language in ("bash", "console", "toml", "python"):
-            commands = [row for row in rows if language != "console" or row.startswith("$ ")]
-            for row in commands:
-                if len(row) > LONGEST:
-                    lines.append(f"{path}: a line of code with {len(row)} characters: {row[:60]}")
+        for row in rows:
+            if len(row) > LONGEST:
+                lines.append(f"{path}: a line of code with {len(row)} characters: {row[:60]}")
     return lines
 
 

@@ -34,10 +34,15 @@ from rayfed.report.words import html_bar, listed, percent
 
 FORGETTING = (
     "the accuracy that a class has lost since its best earlier round, averaged over the classes. "
-    "Below 0, this round is the best yet. The page of one run has more lines. "
-    "round: since the evaluated round before. continual: only classes that no client of the round "
-    "holds. local and aggregation: lost by the clients' training, and by averaging their models."
+    "Below 0, this round is the best yet."
 )
+# The other lines of the page of one run, by their names.
+OTHERS = {
+    "round": "the same since the evaluated round before",
+    "continual": "only of classes that no client of the round holds",
+    "local": "lost by the clients' training",
+    "aggregation": "lost when the clients' models are averaged",
+}
 NOT_ALL = (
     " Only some rounds were evaluated, each with a point; the lines between points show no "
     "measurement. Forgetting looks back at multiples of train.eval_every only."
@@ -135,7 +140,7 @@ def run_page(run: Run) -> str:
         run=run,
         answers=answers.of_run(run, losses),
         not_all=not_all([run]),
-        forgetting=FORGETTING,
+        forgetting=_forgetting(run),
         classes=rows,
         more_classes=more,
         partition=_partition(run),
@@ -145,6 +150,15 @@ def run_page(run: Run) -> str:
         environment=_environment(run),
         drawn=_drawn(run),
     )
+
+
+def _forgetting(run: Run) -> str:
+    """Return what each line of forgetting is that a run has."""
+    text = FORGETTING
+    for name in run.forgetting:
+        if name in OTHERS:
+            text += f" {name.capitalize()}: {OTHERS[name]}."
+    return text
 
 
 def _head(run: Run) -> list[str]:
