@@ -42,7 +42,7 @@ docs: .venv/docs
 	rm -rf build/site
 	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs -d build/doctrees . build/site
 	$(BIN)/python tools/check_site.py build/site
-	if command -v node; then $(BIN)/python tools/search_site.py build/site; fi
+	if command -v node >/dev/null; then $(BIN)/python tools/search_site.py build/site; fi
 
 # Seconds per round beside other ways to do the same work, in about ten minutes; options: make bench ARGS="--workloads W1"
 bench: .venv/installed
