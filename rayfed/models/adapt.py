@@ -1,8 +1,11 @@
-"""Changes to any model after it is built: weights from a file, frozen parameters, LoRA."""
+"""Changes to any model after it is built.
+
+They are weights from a file, frozen parameters, standardised weights, and LoRA.
+"""
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from torch import nn
 
 from rayfed.base.errors import InputError, did_you_mean
 from rayfed.models.settings import Adapt, Lora
+from rayfed.models.standardise import can_be_standardised, standardise
 from rayfed.tensors.weights import Weights, identical, other_names
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# These modules use the weights of their layers and do not call the layers, so LoRA has no effect.
+# These modules use the weights of their layers and do not call the layers, so a change of how a
+# layer works has no effect.
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # That many bytes at the beginning of a file say what it is.
@@ -39,6 +44,8 @@ def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
     names = [name for name, _ in model.named_parameters()]
     for name in matching(settings.freeze, names, "model.freeze", "parameter"):
         model.get_parameter(name).requires_grad_(False)
+    if settings.weight_standardisation:
+        _standardise(model, settings.weight_standardisation)
     if settings.lora.rank:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -231,6 +238,21 @@ def _refuse_values(path: str, weights: Weights, state: Weights, parameters: Weig
             )
 
 
+def _standardise(model: nn.Module, scale: float) -> None:
+    """Let all linear and convolution layers but the head use their weights standardised.
+
+    Raises `InputError` if there is no such layer.
+    """
+    layers = [layer for _, layer in _inner_layers(model) if can_be_standardised(layer)]
+    if not layers:
+        raise InputError(
+            f"model.weight_standardisation = {scale}: the model has no linear layer and no "
+            "convolution of torch's own classes, beside its head, whose weights could be "
+            "standardised; give 0, or another model"
+        )
+    standardise(layers, scale)
+
+
 def _add_lora(model: nn.Module, lora: Lora) -> None:
     """Put peft's layers in the place of the layers that the patterns fit.
 
@@ -238,17 +260,8 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
     or if there is no layer that LoRA can change.
     """
     head = head_of(model)
-    excluded = [name for name, module in model.named_modules() if isinstance(module, CLOSED)]
-    excluded.append(head)
     # Peft takes a grouped convolution only if its groups divide the rank, so none is changed.
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if name
-        and isinstance(module, LAYERS)
-        and getattr(module, "groups", 1) == 1
-        and not _is_in(name, excluded)
-    ]
+    layers = [name for name, layer in _inner_layers(model) if getattr(layer, "groups", 1) == 1]
     if not layers:
         raise InputError(
             "model.lora: the model has no linear layer and no convolution without groups, beside "
@@ -272,6 +285,18 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
     config = LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exact_pattern)
     inject_adapter_in_model(config, model)
     model.get_submodule(head).requires_grad_(True)
+
+
+def _inner_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name and the module of each linear and convolution layer but the head.
+
+    Layers whose weights another module uses past them are left out.
+    """
+    excluded = [name for name, module in model.named_modules() if isinstance(module, CLOSED)]
+    excluded.append(head_of(model))
+    for name, module in model.named_modules():
+        if name and isinstance(module, LAYERS) and not _is_in(name, excluded):
+            yield name, module
 
 
 def _is_in(name: str, modules: Iterable[str]) -> bool:

@@ -46,6 +46,12 @@ class Adapt(Checked):
     freeze: Annotated[
         list[str], "patterns of names of parameters that do not train, and are never sent"
     ] = field(default_factory=list)
+    weight_standardisation: Annotated[
+        float,
+        Ge(0),
+        "deviation of each filter's weights once their mean is subtracted, in all linear and "
+        "convolution layers but the head; 0: weights as they are; FedWSQ: 0.001",
+    ] = 0.0
     lora: Lora = field(default_factory=Lora)
 
 
