@@ -403,7 +403,9 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
 
     torch.manual_seed(0)
     layers = nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU()
+        # The first layer is small, as FedWSQ does not compress it.
+        *(nn.Flatten(), nn.Linear(16, 16), nn.ReLU()),
+        *(nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU()),
     )
     every_client_lacks_two = [
         [9, 3, 0, 0],

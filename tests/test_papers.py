@@ -159,6 +159,7 @@ LONG = [
     "fedacg/cifar",
     "fedrcl/readme",
     "fedwsq/fig-d",
+    "fedwsq/bits",
     "niid-bench/table3",
     "pfllib/benchmark",
 ]

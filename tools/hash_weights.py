@@ -16,8 +16,11 @@ import rayfed
 from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 
-# For FedBN, which refuses a model without.
-NORM = {"model.name": "lenet", "model.batch_norm": True}
+# For the methods that refuse the quickstart's own model.
+MODELS = {
+    "fedbn": {"model.name": "lenet", "model.batch_norm": True},
+    "fedwsq": {"model.weight_standardisation": 0.05},
+}
 SHORT = {
     "train.num_rounds": 3,
     "train.clients_per_round": 4,
@@ -43,11 +46,11 @@ def main() -> None:
             # CCVR trains no client: it is for the last round.
             last = [{"until": SHORT["train.num_rounds"] - 1, "method": "fedavg"}, {"method": name}]
             method = name if trains(RECIPES[name]()) else last
-            norm = NORM if name == "fedbn" else {}
+            model = MODELS.get(name, {})
             changed = {
                 **SHORT,
                 **where,
-                **norm,
+                **model,
                 "output.path": runs,
                 "name": name,
                 "method": method,

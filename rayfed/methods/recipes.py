@@ -18,6 +18,7 @@ from rayfed.methods import (
     cosines,
     distill,
     features,
+    normal_levels,
     own_model,
     personal,
     prototypes,
@@ -251,6 +252,8 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
 topk = recipe("topk", compress.SparseAverage)
 # Reisizadeh et al., AISTATS 2020.
 fedpaq = recipe("fedpaq", compress.QuantizedAverage)
+# Kim et al., ICCV 2025; it also needs model.weight_standardisation.
+fedwsq = recipe("fedwsq", normal_levels.NormalQuantizedAverage)
 # Xu et al., ICLR 2022.
 fedreg = recipe("fedreg", pseudo_data.PseudoData)
 # Lin et al., NeurIPS 2020.

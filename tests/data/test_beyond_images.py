@@ -84,7 +84,10 @@ def people(count, seed):
 
 
 def job(source, method="fedavg", **data):
-    model = "mlp" if "features" in data else "text"
+    model = {"name": "mlp" if "features" in data else "text"}
+    if method == "fedwsq":
+        model |= {"weight_standardisation": 0.1}
+        method = {"name": "fedwsq", "ends": True}
     partition = {"name": "dirichlet", "alpha": 1.0, "num_clients": 5, "min_size": 3}
     train = {"num_rounds": 1, "clients_per_round": 3, "batch_size": 10, "lr": 0.5}
     tables = {"name": "beyond", "method": method, "model": model, "train": train}

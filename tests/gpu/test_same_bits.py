@@ -60,8 +60,12 @@ def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(
     def apart(setup, on_gpu):
         return way_between(on_gpu.weights, train(setup, gpu=False).weights, state_of(setup.model))
 
-    # It needs BatchNorm.
-    model = "resnet8" if name == "fedbn" else "cnn"
+    # What these methods need of the model.
+    needed: dict = {
+        "fedbn": {"name": "resnet8"},
+        "fedwsq": {"name": "cnn", "weight_standardisation": 0.05},
+    }
+    model = needed.get(name, {"name": "cnn"})
     setup = make_job_setup(name, model, **STEPS)
     last = train(setup)
     assert bits(last) == bits(train(setup))

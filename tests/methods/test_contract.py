@@ -96,6 +96,10 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
         m.topk(share=0.1), m.ControlVariates(), m.ServerMomentum()
     ),
     "fedpaq + fedbn, uniform": m.compose(m.fedpaq(levels=3, by="client"), m.LocalNorm()),
+    "fedwsq, all weights": m.fedwsq(ends=True),
+    "fedwsq + fedbn, uniform": m.compose(
+        m.fedwsq(scale="client", ends=True, by="client"), m.LocalNorm()
+    ),
     "fedexp, uniform": m.fedexp(by="client"),
     "fedexp with control variates": m.compose(m.fedexp(), m.ControlVariates()),
     "fedacg + fedadam": m.compose(m.fedacg(), m.AdaptiveStep()),
@@ -129,7 +133,13 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     ),
     "everything": m.compose(Everything()),
 }
-FAST = {*m.RECIPES, "everything", "three in a row", "fedlmd + prox + momentum"}
+FAST = {
+    *m.RECIPES,
+    "everything",
+    "three in a row",
+    "fedwsq, all weights",
+    "fedlmd + prox + momentum",
+}
 assert METHODS.keys() >= FAST
 every_method = pytest.mark.parametrize(
     "method",
