@@ -67,7 +67,8 @@ class NormalQuantizedAverage(Part):
         if self.standardised and not is_standardised(model):
             raise InputError(
                 "normal_quantized_average: FedWSQ standardises the model's weights too; give "
-                "model.weight_standardisation = 0.001, or standardised = false to this part"
+                "model.weight_standardisation = 0.001 (0.05 for a model without norms, such as "
+                "cnn), or standardised = false to this part"
             )
         if not self.rounded_names(parameters_of(model)):
             raise InputError(
@@ -129,7 +130,7 @@ class NormalQuantizedAverage(Part):
 def rounded(values: Tensor, scale: Tensor | float, levels: tuple[float, ...]) -> Tensor:
     """Round each entry to the nearest of `scale` times the levels, which ascend.
 
-    >>> rounded(torch.tensor([-0.3, 0.9, 1.1, 9.0]), scale=0.5, levels=(-1.0, 0.0, 2.0))
+    >>> rounded(torch.tensor([-0.3, 0.4, 1.1, 9.0]), scale=0.5, levels=(-1.0, 0.0, 2.0))
     tensor([-0.5000,  0.0000,  1.0000,  1.0000])
     """
     known = torch.tensor(levels, dtype=values.dtype, device=values.device)

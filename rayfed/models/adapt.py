@@ -17,7 +17,7 @@ from torch import nn
 
 from rayfed.base.errors import InputError, did_you_mean
 from rayfed.models.settings import Adapt, Lora
-from rayfed.models.standardise import can_be_standardised, standardise
+from rayfed.models.standardise import can_be_standardised, standardise, vanishing
 from rayfed.tensors.weights import Weights, identical, other_names
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -249,6 +249,12 @@ def _standardise(model: nn.Module, scale: float) -> None:
             f"model.weight_standardisation = {scale}: the model has no linear layer and no "
             "convolution of torch's own classes, beside its head, whose weights could be "
             "standardised; give 0, or another model"
+        )
+    if vanishing(model, layers, scale):
+        log.warning(
+            "model.weight_standardisation = %g: the model has no norms, and with such small "
+            "weights its outputs vanish, so it may learn nothing; give a larger value, such as 0.1",
+            scale,
         )
     standardise(layers, scale)
 

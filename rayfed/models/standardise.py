@@ -3,11 +3,16 @@
 Shapes: `O` outputs of a layer (filters of a convolution, neurons of a linear layer).
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+# These layers make up for small outputs of the layer before them.
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+# A shorter filter, without norms, lets outputs vanish within a few layers.
+SHORT = 0.1
 # It is added to a filter's standard deviation, as in FedWSQ's code.
 EPSILON = 1e-5
 
@@ -27,7 +32,7 @@ def standardised(weight: Tensor, scale: float) -> Tensor:
     return (weight - mean) / (deviation + EPSILON) * scale
 
 
-class StandardisedConv1d(nn.Conv1d):
+class StandardisedConv(nn.modules.conv._ConvNd):
     """A convolution that uses its weight standardised; its parameter stays as it is."""
 
     weight_scale: float
@@ -36,22 +41,16 @@ class StandardisedConv1d(nn.Conv1d):
         return self._conv_forward(x, standardised(self.weight, self.weight_scale), self.bias)
 
 
-class StandardisedConv2d(nn.Conv2d):
-    """A convolution that uses its weight standardised; its parameter stays as it is."""
-
-    weight_scale: float
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, standardised(self.weight, self.weight_scale), self.bias)
+class StandardisedConv1d(StandardisedConv, nn.Conv1d):
+    """A standardised convolution of sequences."""
 
 
-class StandardisedConv3d(nn.Conv3d):
-    """A convolution that uses its weight standardised; its parameter stays as it is."""
+class StandardisedConv2d(StandardisedConv, nn.Conv2d):
+    """A standardised convolution of images."""
 
-    weight_scale: float
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, standardised(self.weight, self.weight_scale), self.bias)
+class StandardisedConv3d(StandardisedConv, nn.Conv3d):
+    """A standardised convolution of volumes."""
 
 
 class StandardisedLinear(nn.Linear):
@@ -91,6 +90,14 @@ def standardise(layers: Iterable[nn.Module], scale: float) -> None:
         # As torch's parametrizations do, which would rename the weight.
         layer.__class__ = KINDS[type(layer)]
         layer.weight_scale = scale  # type: ignore[assignment]
+
+
+def vanishing(model: nn.Module, layers: Iterable[nn.Module], scale: float) -> bool:
+    """Say whether a model's outputs would vanish, as it has no norms and filters are short."""
+    if any(isinstance(module, NORMS) for module in model.modules()):
+        return False
+    sizes = [layer.get_parameter("weight")[0].numel() for layer in layers]
+    return scale * math.sqrt(min(sizes)) < SHORT
 
 
 def is_standardised(model: nn.Module) -> bool:

@@ -114,6 +114,20 @@ def test_a_model_without_such_a_layer_is_refused():
             adapt(model, Adapt(weight_standardisation=0.1), seed=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "scale", "warned"),
+    [
+        ("cnn", {}, 0.001, True),
+        ("cnn", {}, 0.05, False),
+        ("lenet", {"batch_norm": True}, 0.001, False),
+        ("resnet8", {"norm": "group"}, 0.001, False),
+    ],
+)
+def test_small_weights_without_norms_are_warned_of(name, options, scale, warned, caplog):
+    built(name, scale, **options)
+    assert ("and with such small weights its outputs vanish" in caplog.text) == warned
+
+
 def test_copies_and_pickles_are_standardised_too():
     model, x = built().eval(), torch.randn(2, *SHAPE)
     expected = model(x)
