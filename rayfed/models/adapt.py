@@ -44,12 +44,14 @@ def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
     names = [name for name, _ in model.named_parameters()]
     for name in matching(settings.freeze, names, "model.freeze", "parameter"):
         model.get_parameter(name).requires_grad_(False)
-    if settings.weight_standardisation:
-        _standardise(model, settings.weight_standardisation)
+    # They are found before LoRA's matrices are among the layers.
+    to_standardise = _layers_to_standardise(model, settings.weight_standardisation)
     if settings.lora.rank:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             _add_lora(model, settings.lora)
+    # Peft makes matrices of the class that a layer has, and its matrices are not standardised.
+    standardise(to_standardise, settings.weight_standardisation)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"model.freeze = {settings.freeze}: no parameter of the model would train; freeze fewer"
@@ -238,11 +240,13 @@ def _refuse_values(path: str, weights: Weights, state: Weights, parameters: Weig
             )
 
 
-def _standardise(model: nn.Module, scale: float) -> None:
-    """Let all linear and convolution layers but the head use their weights standardised.
+def _layers_to_standardise(model: nn.Module, scale: float) -> list[nn.Module]:
+    """Return all linear and convolution layers but the head, or none if the scale is 0.
 
-    Raises `InputError` if there is no such layer.
+    Raises `InputError` if there is no such layer, and warns if the model's outputs would vanish.
     """
+    if not scale:
+        return []
     layers = [layer for _, layer in _inner_layers(model) if can_be_standardised(layer)]
     if not layers:
         raise InputError(
@@ -256,7 +260,7 @@ def _standardise(model: nn.Module, scale: float) -> None:
             "weights its outputs vanish, so it may learn nothing; give a larger value, such as 0.1",
             scale,
         )
-    standardise(layers, scale)
+    return layers
 
 
 def _add_lora(model: nn.Module, lora: Lora) -> None:

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from extras import needs
 from torch import nn
 
 from rayfed import methods as m
@@ -14,17 +15,18 @@ from rayfed.data.augment import prepare
 from rayfed.models.adapt import adapt
 from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
-from rayfed.models.settings import Adapt
-from rayfed.models.standardise import is_standardised, standardised
+from rayfed.models.settings import Adapt, Lora
+from rayfed.models.standardise import KINDS, is_standardised, standardised
 from rayfed.tensors.weights import state_of, with_weights
 
 SCALE = 0.05
+OURS = set(KINDS.values())
 SHAPE = (1, 28, 28)
 
 
-def built(name="lenet", scale=SCALE, seed=0, **options):
+def built(name="lenet", scale=SCALE, seed=0, rank=0, **options):
     model = build_model(name, options, image_shape=SHAPE, num_classes=10, seed=seed)
-    adapt(model, Adapt(weight_standardisation=scale), seed=1)
+    adapt(model, Adapt(weight_standardisation=scale, lora=Lora(rank)), seed=1)
     return model
 
 
@@ -112,6 +114,17 @@ def test_a_model_without_such_a_layer_is_refused():
         model = Classifier(features, nn.Linear(4, 2))
         with pytest.raises(InputError, match=r"weight_standardisation = 0.1: the model has no lin"):
             adapt(model, Adapt(weight_standardisation=0.1), seed=0)
+
+
+@needs("peft")
+def test_lora_is_added_to_what_a_standardised_layer_gives():
+    """Its matrices begin with no effect, and are not standardised themselves."""
+    model, x = built().eval(), torch.randn(2, *SHAPE)
+    with_lora = built(rank=2).eval()
+    assert torch.equal(with_lora(x), model(x))
+    changed = [place for place, module in with_lora.named_modules() if type(module) in OURS]
+    assert changed and all(place.endswith(".base_layer") for place in changed)
+    assert any(".lora_A" in name for name, p in with_lora.named_parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize(
