@@ -6,6 +6,7 @@ batches are smaller.
 
 import hashlib
 import os
+import sys
 import time
 from dataclasses import replace
 
@@ -108,6 +109,21 @@ def pages():
 def _small_cohorts_have_groups(monkeypatch):
     """Cohorts of a few clients are cut into tasks of several clients too, as large cohorts are."""
     monkeypatch.setattr(tasks, "TAPER", 2)
+
+
+@pytest.fixture(autouse=True)
+def _tests_leave_no_modules(tmp_path_factory):
+    """A command puts the current folder on the path. In a later test, a module of the same name would
+    be found in the folder of the earlier test.
+    """
+    path, before = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    folders = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and file.startswith(folders):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

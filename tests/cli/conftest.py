@@ -47,9 +47,8 @@ def rayfed():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, write_images):
-    """The current folder, a temporary one. Changes of sys.path are undone after the test."""
+    """The current folder, a temporary one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tiny_models", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     write_images(tmp_path, 40, 20, pixels=16)

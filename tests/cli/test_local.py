@@ -112,9 +112,7 @@ def test_a_run_that_has_ended_is_not_stopped_and_its_log_is_printed(bg, rayfed):
     )
 
 
-# In runs of all slow tests, the last command has ended twice with exit code 2, for a reason that was
-# not found; nine runs beside busy processors passed. So the test is a long one, and shows the output.
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_a_stopped_run_has_a_checkpoint_from_which_it_continues(folder, rayfed):
     words = [sys.executable, "-m", "rayfed", "run", "job.toml", "-s", "train.num_rounds=1000000"]
     path = os.pathsep.join([str(Path(__file__).parents[2]), str(folder)])

@@ -161,21 +161,20 @@ def test_methods_lists_every_recipe_and_part(rayfed):
     assert max(map(len, rows.values())) < 160, "a name and a sentence"
 
 
-def test_methods_describes_a_method_and_a_users_part(folder, rayfed, monkeypatch):
+def test_methods_describes_a_method_and_a_users_part(folder, rayfed):
     lines = rayfed("methods", "FedProx").stdout.splitlines()
     assert lines[0].startswith("Pull a client's parameters") and lines[0].endswith(".")
     assert "FedProx (Li et al., MLSys 2020)" in lines[2]
     assert lines[-1].split()[:2] == ["mu", "0.01"]
-    # So that it leaves none behind.
-    monkeypatch.setitem(sys.modules, "mine", None)
-    sys.modules.pop("mine")
     (folder / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods "
         "import Part\n"
         '@dataclass(frozen=True)\nclass Mine(Part):\n    """A term.\n\n    Where it is from."""\n'
         '    mu: Annotated[float, "how much"] = 0.5\n'
     )
-    lines = rayfed("methods", "mine:Mine").stdout.splitlines()
+    shown = rayfed("methods", "mine:Mine")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
     assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split() == [
         "mu",
         "0.5",
