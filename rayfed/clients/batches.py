@@ -16,11 +16,6 @@ def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iter
 
     >>> [b.tolist() for b in batches(3, Training(batch_size=2), torch.Generator().manual_seed(0))]
     [[2, 0], [1]]
-
-    A part of an epoch is its first batches, so a random part of the images.
-
-    >>> [b.tolist() for b in batches(3, Training(batch_size=2), torch.Generator().manual_seed(0))]
-    [[2, 0], [1]]
     """
     per_epoch = -(-num_examples // training.batch_size)
     for step in range(training.steps(num_examples)):
