@@ -24,6 +24,7 @@ from rayfed.losses.distill import (
     label_masked_distill, majority_labels, not_true_distill, not_true_squared_error,
     prototype_similarity_distill, selective_distill, squared_error, trusted, vacant_class_distill,
 )
+from rayfed.losses.factors import scaled, softened
 from rayfed.losses.represent import (
     class_decorrelation, decorrelation, feature_distill, feature_uniformity, model_contrast,
     prototype_contrast, prototype_distance, relaxed_contrast,
@@ -37,5 +38,5 @@ __all__ = [
     "majority_labels", "model_contrast", "not_true_distill", "not_true_squared_error",
     "prediction_variance", "prototype_contrast", "prototype_distance",
     "prototype_similarity_distill", "relaxed_contrast", "restricted_cross_entropy",
-    "selective_distill", "squared_error", "trusted", "vacant_class_distill",
+    "scaled", "selective_distill", "softened", "squared_error", "trusted", "vacant_class_distill",
 ]

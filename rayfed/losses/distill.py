@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.losses.factors import scaled, softened
+
 Mask = Literal["adaptive", "forcible", "none"]
 
 
@@ -25,9 +27,10 @@ def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     >>> distill(logits, logits, tau=1.0)
     tensor(0.)
     """
-    student = F.log_softmax(logits / tau, dim=1)
-    teacher = F.log_softmax(teacher_logits.detach().to(logits) / tau, dim=1)
-    return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    student = F.log_softmax(softened(logits, tau), dim=1)
+    teacher = F.log_softmax(softened(teacher_logits.detach().to(logits), tau), dim=1)
+    divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return scaled(tau**2, divergence)
 
 
 def squared_error(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -85,11 +88,11 @@ def label_masked_distill(
     target = teacher_logits.detach().to(logits)
     # All three are (B, C-1).
     minority, student_logits, target = _others(labels, minority, logits, target)
-    student = F.log_softmax(student_logits / tau, dim=1)
+    student = F.log_softmax(softened(student_logits, tau), dim=1)
     lowest = torch.finfo(logits.dtype).min
-    teacher = F.log_softmax((target / tau).masked_fill(~minority, lowest), dim=1)
+    teacher = F.log_softmax(softened(target, tau).masked_fill(~minority, lowest), dim=1)
     divergence = torch.where(minority, teacher.exp() * (teacher - student), 0)
-    return tau**2 * divergence.sum(dim=1).mean()
+    return scaled(tau**2, divergence.sum(dim=1).mean())
 
 
 def vacant_class_distill(logits: Tensor, teacher_logits: Tensor, vacant: Tensor) -> Tensor:
@@ -120,7 +123,8 @@ def class_adaptive_weights(
     >>> class_adaptive_weights(logits, labels, num_classes=2, low=0.0, high=1.0, tau=1.0)
     tensor([0.7500, 0.0000])
     """
-    p_label = F.softmax(teacher_logits.detach() / tau, dim=1).gather(1, labels[:, None])[:, 0]
+    p = F.softmax(softened(teacher_logits.detach(), tau), dim=1)
+    p_label = p.gather(1, labels[:, None])[:, 0]
     counts = torch.bincount(labels, minlength=num_classes)
     sums = torch.zeros(num_classes, dtype=p_label.dtype, device=p_label.device)
     sums.index_add_(0, labels, p_label)
@@ -241,8 +245,8 @@ def _soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, tau: float) -> T
 
     `-tau^2 sum_k softmax(teacher / tau)_k log softmax(student / tau)_k`.
     """
-    target = F.softmax(teacher_logits.detach().to(logits) / tau, dim=1)
-    return -(tau**2) * (target * F.log_softmax(logits / tau, dim=1)).sum(dim=1)
+    target = F.softmax(softened(teacher_logits.detach().to(logits), tau), dim=1)
+    return -(tau**2) * (target * F.log_softmax(softened(logits, tau), dim=1)).sum(dim=1)
 
 
 def _divergence(logits: Tensor, target_logits: Tensor, tau: float) -> Tensor:
@@ -250,6 +254,6 @@ def _divergence(logits: Tensor, target_logits: Tensor, tau: float) -> Tensor:
 
     `tau^2 KL(softmax(target / tau) || softmax(student / tau))`.
     """
-    student = F.log_softmax(logits / tau, dim=1)
-    target = F.log_softmax(target_logits / tau, dim=1)
-    return tau**2 * (target.exp() * (target - student)).sum(dim=1)
+    student = F.log_softmax(softened(logits, tau), dim=1)
+    target = F.log_softmax(softened(target_logits, tau), dim=1)
+    return scaled(tau**2, (target.exp() * (target - student)).sum(dim=1))

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.losses.factors import scaled
+
 
 def model_contrast(
     features: Tensor, global_features: Tensor, previous_features: Tensor, *, tau: float
@@ -146,7 +148,7 @@ def relaxed_contrast(
     pulled = _softmax_loss(torch.cat([near[:, None], wrong], dim=1) / tau)
     too_near = torch.where(alone | (farthest < threshold), -1.0, farthest)
     pushed = _softmax_loss(torch.stack([to_itself, too_near], dim=1) / tau)
-    return (pulled + penalty * pushed).mean()
+    return (pulled + scaled(penalty, pushed)).mean()
 
 
 def _softmax_loss(logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from rayfed.base.values import Ge, Gt, Le
 from rayfed.clients.settings import Training
+from rayfed.losses import scaled
 from rayfed.methods.part import Part
 from rayfed.methods.requirements import require_sgd
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
@@ -70,7 +71,7 @@ class Curvature(Part):
             return None
         u, twice_uw = local
         w = batch.flat
-        return self.strength * torch.dot(u * w - twice_uw, w)
+        return scaled(self.strength, torch.dot(u * w - twice_uw, w))
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, Tree]:
         parameters = fit.parameters

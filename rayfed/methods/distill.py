@@ -43,8 +43,10 @@ class Distill(Part):
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         if self.form == "mse":
-            return self.beta * losses.squared_error(batch.logits, batch.teacher.logits)
-        return self.beta * losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
+            term = losses.squared_error(batch.logits, batch.teacher.logits)
+        else:
+            term = losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
+        return losses.scaled(self.beta, term)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class NotTrueDistill(Part):
             term = self.mix * term
             plain = losses.distill(batch.logits, teacher, tau=self.tau)
             term = term + (1 - self.mix) * plain
-        return self.beta * term
+        return losses.scaled(self.beta, term)
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,10 @@ class LabelMaskedDistill(Part):
 
     def loss(self, batch: Batch, majority: Tensor) -> Tensor:
         teacher = batch.teacher.logits if self.teacher else torch.zeros_like(batch.logits)
-        return self.beta * losses.label_masked_distill(
+        term = losses.label_masked_distill(
             batch.logits, teacher, batch.labels, majority, tau=self.tau
         )
+        return losses.scaled(self.beta, term)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,10 @@ class ModelContrast(Part):
         if previous is None:
             return None
         before = batch.outputs_of(previous).of_features
-        return self.mu * losses.model_contrast(
+        term = losses.model_contrast(
             batch.features, batch.teacher.of_features, before, tau=self.tau
         )
+        return losses.scaled(self.mu, term)
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[None, Tree]:
         return None, fit.weights
@@ -141,7 +142,8 @@ class RelaxedContrast(Part):
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         options = {"tau": self.tau, "threshold": self.threshold, "penalty": self.penalty}
-        return self.weight * losses.relaxed_contrast(batch.features, batch.labels, **options)
+        term = losses.relaxed_contrast(batch.features, batch.labels, **options)
+        return losses.scaled(self.weight, term)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Prototypes(MeanFeatures, Part):
         distance = losses.prototype_distance(
             batch.features, batch.labels, prototypes["means"], prototypes["known"]
         )
-        return self.mu * distance
+        return losses.scaled(self.mu, distance)
 
 
 @dataclass(frozen=True)

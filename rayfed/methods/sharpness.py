@@ -47,7 +47,7 @@ class SharpnessAware(Part):
         loss = losses.cross_entropy(batch.logits, batch.labels)
         if self.rho:
             loss = _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch)
-        return loss if self.weight == 1 else self.weight * loss
+        return losses.scaled(self.weight, loss)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ class CrossEntropy(Part):
     ] = 0.0
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        return self.weight * losses.cross_entropy(
-            batch.logits, batch.labels, smoothing=self.smoothing
-        )
+        term = losses.cross_entropy(batch.logits, batch.labels, smoothing=self.smoothing)
+        return losses.scaled(self.weight, term)
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ few = settings(max_examples=25)
 
 
 def test_every_loss_has_a_formula_here():
-    measures = {"majority_labels", "class_adaptive_weights", "trusted"}
-    assert {name.split(",")[0] for name in EVERY} | measures == set(losses.__all__)
+    others = {"majority_labels", "class_adaptive_weights", "trusted", "scaled", "softened"}
+    assert {name.split(",")[0] for name in EVERY} | others == set(losses.__all__)
 
 
 # Value and gradient.
@@ -195,6 +195,17 @@ def test_only_the_first_argument_gets_a_gradient(loss):
         loss(z.requires_grad_(), t.requires_grad_(), y), [z, t], allow_unused=True
     )
     assert found[0] is not None and found[1] is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 1, 0.5, 0.0])
+def test_a_factor_has_the_bits_of_a_multiplication_and_a_division(factor):
+    def bits(function):
+        z = some()[0].float()
+        return function(z).tolist(), gradient(lambda z: function(z).sum(), z).tolist()
+
+    assert bits(lambda z: losses.scaled(factor, z.exp())) == bits(lambda z: factor * z.exp())
+    tau = factor or 2.0
+    assert bits(lambda z: losses.softened(z, tau).exp()) == bits(lambda z: (z / tau).exp())
 
 
 def test_class_weights_and_prototypes_are_constants():
