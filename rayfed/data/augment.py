@@ -10,13 +10,14 @@ padding.
 >>> batches = prepare(images, mean=(0.0,), std=(1 / 255,), augment=Augment(crop=1, flip=True))
 >>> batches.plain(torch.tensor([1]))[0, 0, 0].tolist()
 [16.0, 17.0, 18.0, 19.0]
->>> batches.augmented(torch.tensor([1]), torch.Generator().manual_seed(0))[0, 0, 0].tolist()
+>>> draws = batches.draws(torch.tensor([1]), torch.Generator().manual_seed(0))
+>>> batches.augmented(draws)[0, 0, 0].tolist()
 [22.0, 21.0, 20.0, 0.0]
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -60,22 +61,23 @@ class Batches:
         """Return 0, 1, ... for each line and each column of an image, int64 (max(H, W),)."""
         return torch.arange(max(self.shape[1:]), device=self.padded.device)
 
-    def plain(self, rows: Tensor) -> Tensor:
-        """Return the images `rows` (B,), normalised only, float32 (B, C, H, W)."""
+    def plain(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Return the images `rows` (B,), or all, normalised only, float32 (B, C, H, W)."""
         _, height, width = self.shape
         start = self.augment.crop
-        rows = rows.to(self.padded.device, non_blocking=True)
         images = self.padded[rows, :, start : start + height, start : start + width]
         return self._normalised(images)
 
-    def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the images `rows` (B,), augmented, float32 (B, C, H, W).
+    def draws(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the rows (B,) of a batch with what is drawn for each image, int64, on the CPU.
 
-        Draws come from the CPU `generator`.
+        They are one tensor, so that one copy takes them to a GPU. Without augmentation it has the
+        rows alone, (1, B). With it, (5, B): the rows, the first pixel of each window, the flip, and
+        the first line and column of the Cutout. Draws come from the CPU `generator`.
         """
         augment = self.augment
         if augment.off:
-            return self.plain(rows)
+            return rows[None]
         _, height, width = self.shape
         size = (len(rows),)
         zeros = torch.zeros(size, dtype=torch.int64)
@@ -89,13 +91,19 @@ class Batches:
         centre_y = draw(height, augment.cutout)
         centre_x = draw(width, augment.cutout)
         # Positions count over the pixels of all images.
-        start = rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left
-        # The draws are combined here, before the only transfer, so that no GPU waits for them.
+        start = rows * self.padded[0].numel() + top * self.padded.shape[3] + left
         half = augment.cutout // 2
-        draws = torch.stack([start, flip, centre_y - half, centre_x - half])
-        draws = draws.to(self.padded.device, non_blocking=True)
-        images = self._normalised(self._windows(start=draws[0], flip=draws[1]))
-        return self._cut_out(images, corner=draws[2:]) if augment.cutout else images
+        return torch.stack([rows, start, flip, centre_y - half, centre_x - half])
+
+    def augmented(self, draws: Tensor) -> Tensor:
+        """Return a batch of images, augmented, float32 (B, C, H, W).
+
+        `draws` are those of the method `draws`, on the device of the images.
+        """
+        if self.augment.off:
+            return self.plain(draws[0])
+        images = self._normalised(self._windows(start=draws[1], flip=draws[2]))
+        return self._cut_out(images, corner=draws[3:]) if self.augment.cutout else images
 
     def _windows(self, start: Tensor, flip: Tensor) -> Tensor:
         """Return the windows (B, C, H, W) that begin at pixel `start` (B,).
@@ -130,13 +138,17 @@ class Rows:
     # The examples have the shape (n, ...), as a model takes them.
     ready: Tensor
 
-    def plain(self, rows: Tensor) -> Tensor:
-        """Return the examples `rows` (B,)."""
-        return self.ready[rows.to(self.ready.device, non_blocking=True)]
+    def plain(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Return the examples `rows` (B,), or all."""
+        return self.ready[rows]
 
-    def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the same as `plain`, as only images are augmented."""
-        return self.plain(rows)
+    def draws(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the rows alone, int64 (1, B), as only images are augmented."""
+        return rows[None]
+
+    def augmented(self, draws: Tensor) -> Tensor:
+        """Return the same as `plain`."""
+        return self.plain(draws[0])
 
 
 def prepare(
@@ -155,11 +167,19 @@ def prepare(
         padded = F.pad(images.half(), padding, mode="reflect").to(torch.uint8)
     elif augment.crop:
         padded = F.pad(images, padding)
-    scales = [1 / (255 * deviation) for deviation in std]
-    shifts = [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]
-    scale = torch.tensor(scales, device=images.device).view(1, -1, 1, 1)
-    shift = torch.tensor(shifts, device=images.device).view(1, -1, 1, 1)
-    return Batches(padded.contiguous(), scale, shift, augment)
+    scales = tuple(1 / (255 * deviation) for deviation in std)
+    shifts = tuple(-centre / deviation for centre, deviation in zip(mean, std, strict=True))
+    scale, shift = (kept(values, torch.float32, images.device) for values in (scales, shifts))
+    return Batches(padded.contiguous(), scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1), augment)
+
+
+@lru_cache(maxsize=16)
+def kept(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a vector on a device, where it is kept. Do not write to it.
+
+    Each copy of them would wait for the GPU, in each batch of an evaluation.
+    """
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def refuse_too_small(height: int, width: int, augment: Augment) -> None:

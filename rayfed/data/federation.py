@@ -113,7 +113,7 @@ class Federation:
         """
         for start in range(0, len(rows), size):
             examples, labels = self.prepared(samples, rows[start : start + size], device)
-            yield examples.plain(torch.arange(len(labels))), labels
+            yield examples.plain(), labels
 
     def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the filled cells of clients by classes: clients, classes, numbers of images.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.data.augment import Batches, Rows, prepare
+from rayfed.data.augment import Batches, Rows, kept, prepare
 from rayfed.data.samples import Samples
 from rayfed.data.settings import Augment
 
@@ -143,9 +143,9 @@ class Vectors(NamedTuple):
 
     def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
         """Return vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
-        centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
-        scale = torch.tensor(std, dtype=torch.float64, device=examples.device)
         # float64 is needed before: a date in seconds has too many digits for float32.
+        centre = kept(tuple(mean), torch.float64, examples.device)
+        scale = kept(tuple(std), torch.float64, examples.device)
         return Rows(((examples.double() - centre) / scale).float())
 
 

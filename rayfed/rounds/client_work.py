@@ -349,9 +349,9 @@ def descend(
     if by_epoch is not None:
         by_epoch.after(0, model)
     for index in batches(len(rows), training, rng):
-        # Not blocking, or each step would wait for the GPU.
-        at = index.to(setup.device, non_blocking=True)
-        images = examples.augmented(index, rng)
+        # One copy, and not blocking, or each step would wait for the GPU.
+        draws = examples.draws(index, rng).to(setup.device, non_blocking=True)
+        images, at = examples.augmented(draws), draws[0]
         of_batch = partial(known, at) if known else None
         batch = Batch(images, labels[at], model, parameters, client, of_batch, notes)
 

@@ -3,9 +3,11 @@ normalised.
 """
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
@@ -71,7 +73,7 @@ def slow(pixels: torch.Tensor, rows: torch.Tensor, seed: int, a: Augment) -> np.
 def test_a_batch_equals_a_loop_over_its_images(a, shape, rows, seed):
     pixels, rows = images(6, *shape), torch.tensor(rows)
     batches = prepare(pixels, MEAN[: shape[0]], STD[: shape[0]], a)
-    batch = batches.augmented(rows, torch.Generator().manual_seed(seed))
+    batch = batches.augmented(batches.draws(rows, torch.Generator().manual_seed(seed)))
     assert batch.dtype == torch.float32
     assert batch.shape == (len(rows), *shape)
     assert batches.shape == shape
@@ -95,8 +97,34 @@ def test_plain_images_are_only_normalised_and_draw_nothing(a):
     plain = prepare(pixels, MEAN, STD, a).plain(rows)
     generator = torch.Generator()
     before = generator.get_state()
-    assert torch.equal(plain, prepare(pixels, MEAN, STD).augmented(rows, generator))
+    batches = prepare(pixels, MEAN, STD)
+    assert torch.equal(plain, batches.augmented(batches.draws(rows, generator)))
+    assert torch.equal(prepare(pixels, MEAN, STD, a).plain()[rows], plain)
     assert torch.equal(before, generator.get_state())
     torch.testing.assert_close(
         plain.double(), torch.tensor(normalised(pixels[rows].numpy(), 3)), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("a", [Augment(), Augment(crop=2, flip=True, cutout=3)], ids=repr)
+def test_a_batch_takes_nothing_to_its_device_but_its_draws(a):
+    """Torch's device "meta" has no numbers, and stands for a GPU."""
+
+    class Devices(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.update(each.device.type for each in args if isinstance(each, torch.Tensor))
+            return function(*args, **(kwargs or {}))
+
+    batches = prepare(images(4, 3, 6, 7).to("meta"), MEAN, STD, a)
+    # What is the same for all batches is there after the first.
+    for _ in range(2):
+        draws, seen = batches.draws(torch.tensor([3, 0]), torch.Generator()).to("meta"), set()
+        with Devices():
+            batch = batches.augmented(draws)
+    assert seen == {"meta"} and batch.shape == (2, 3, 6, 7)
+
+
+def test_the_moments_are_taken_to_a_device_once():
+    one, two = (prepare(images(2, 3, 4, 4, seed), MEAN, STD) for seed in (0, 1))
+    assert one.scale.data_ptr() == two.scale.data_ptr()
+    assert one.shift.data_ptr() == two.shift.data_ptr() != one.scale.data_ptr()

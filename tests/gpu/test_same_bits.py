@@ -154,8 +154,9 @@ def test_augmented_images_are_the_cpus_while_the_gpu_is_busy(augment, device):
             torch.randperm(500, generator=torch.Generator().manual_seed(seed)),
             torch.Generator,
         )
-        images = there.augmented(order[:64], rng().manual_seed(seed))
-        expected = here.augmented(order[:64].clone(), rng().manual_seed(seed))
+        draws = there.draws(order[:64], rng().manual_seed(seed))
+        images = there.augmented(draws.to(device, non_blocking=True))
+        expected = here.augmented(here.draws(order[:64].clone(), rng().manual_seed(seed)))
         order.zero_()
         assert torch.equal(images.cpu(), expected)
 
