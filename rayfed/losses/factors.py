@@ -10,6 +10,8 @@ from torch import Tensor
 def scaled(factor: float, term: Tensor) -> Tensor:
     """Return `factor * term`; if the factor is 1, the term itself.
 
+    The term is a scalar, or has a number for each sample, (B,).
+
     >>> import torch
     >>> term = torch.tensor(3.0)
     >>> scaled(2.0, term), scaled(1.0, term) is term
@@ -19,7 +21,7 @@ def scaled(factor: float, term: Tensor) -> Tensor:
 
 
 def softened(logits: Tensor, tau: float) -> Tensor:
-    """Return `logits / tau`, for a softmax at this temperature; if it is 1, the logits themselves.
+    """Return `logits / tau`, (B, C), for a softmax; if the temperature is 1, the logits themselves.
 
     >>> import torch
     >>> softened(torch.tensor([3.0, 6.0]), tau=3.0)
