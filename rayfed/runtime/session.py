@@ -82,8 +82,11 @@ FEW_FILES = 1024
 LOOK = "to train without Ray: -s ray.mode=off"
 # What marks a line of Ray's logs as fatal.
 FATAL = re.compile(r" [CF] \d+ \d+\]|Check failed|terminate called|Traceback")
-# The beginning of such a line: when it was logged, and in which file of Ray's.
-FATAL_PREFIX = re.compile(r"^.*?\.cc:\d+:\s*")
+# The beginning of such a line: when it was logged, in which file of Ray's, and that it is a fault
+# of Ray's, which it says also where a machine was only too busy.
+FATAL_PREFIX = re.compile(
+    r"^.*?\.cc:\d+:\s*(An unexpected system state has occurred.*?Check failed:\s*)?"
+)
 # The newest Ray that the tests were run with.
 TESTED = (2, 60)
 # Variables while a Ray is joined. Without the first one, Ray would refuse a cluster whose Python
