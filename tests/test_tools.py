@@ -138,6 +138,26 @@ def test_the_pages_have_searched_words_and_commands_that_can_be_copied(tmp_path)
 
 
 @pytest.mark.slow
+def test_the_table_of_methods_under_noise_is_made_from_its_records():
+    noise = tool("make_noise")
+    page, records = noise.PAGE.read_text(), noise.read_records(noise.RECORDS)
+    assert noise.put(page, {"noise": noise.table(records)}) == page
+    runs = {f"privacy-noise/{one.method}-noise-{one.noise:g}/seed-{one.seed}" for one in records}
+    assert runs == {cell.name for cell in expand(read_toml(noise.HERE / "noise.toml"))}
+
+
+def test_a_method_that_diverged_at_a_noise_is_told_and_in_no_mean():
+    noise = tool("make_noise")
+
+    def of(seed, status, accuracy):
+        return noise.Record("fedavg", 1.0, seed, status, 30, accuracy, 9.0)
+
+    done = [of(0, "done", 60.0), of(1, "done", 62.0)]
+    assert noise.cell(done) == "61.0 ± 1.4"
+    assert noise.cell([*done, of(2, "failed", 10.0)]) == "61.0 ± 1.4; 1 of 3 diverged"
+    assert noise.cell([of(2, "failed", 10.0)]) == "-; 1 of 1 diverged"
+
+
 def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, monkeypatch):
     twenty = tool("make_twenty")
     committed = twenty.PAGE.read_text()
