@@ -298,6 +298,8 @@ class Job(Checked):
             del lineage["clients"]["sampling"]
         if lineage["data"]["skew"] == {"name": "none"}:
             del lineage["data"]["skew"]
+        if lineage["model"].get("weight_standardisation") == 0:
+            del lineage["model"]["weight_standardisation"]
         # The domain is only measured.
         del lineage["data"]["domain"]
         lineage["ray.num_cpus (as threads)"] = self.ray.threads
