@@ -88,6 +88,27 @@ def run(made):
     return run
 
 
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        # A sweep says by its rows' names what differs, and rows of one job differ in nothing.
+        ("fedntd", False),
+        ("fedwsq", True),
+    ],
+)
+def test_a_difference_that_is_not_the_methods_alone_is_told(run, method, told):
+    plain = run("x/avg", 0, 0.5, 0.5)
+    other = run("x/other", 0, 0.6, 0.6)
+    model = {**other.job["model"], "weight_standardisation": 0.05}
+    other = replace(other, job={**other.job, "method": method, "model": model})
+    plain = replace(plain, job={**plain.job, "method": "fedntd"})
+    third = replace(other, folder=other.folder.parents[1] / "third/seed-0")
+    third = replace(third, job={**third.job, "name": "x/third/seed-0"})
+    notes = sheet([plain, other, third], "text").notes
+    words = "model.weight_standardisation = 0.05 and not 0.0"
+    assert notes == ([f"other, third: not only another method than avg: {words}"] if told else [])
+
+
 def test_figures_and_differences_by_hand(run):
     """Pairs by seed: +10, +20 and +30 points in the last round, although the runs come in another
     order.

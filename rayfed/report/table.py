@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.base.errors import InputError, did_you_mean
-from rayfed.job import MEASURE, differences
+from rayfed.job import MEASURE, differences, flat
 from rayfed.measures import metrics
 from rayfed.report.forms import (
     DOMAIN,
@@ -391,7 +391,26 @@ def _notes(made: Sequence[Row]) -> list[str]:
                 f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in "
                 f"{row.difference.reference}"
             )
-    return notes
+    return notes + _not_the_method_alone(made)
+
+
+def _not_the_method_alone(made: Sequence[Row]) -> list[str]:
+    """Say of each row with another method than its reference what else differs in their jobs."""
+    rows_by_text: dict[str, list[str]] = {}
+    for row in made:
+        if not row.difference or row.pairs[0][0].job["method"] == row.pairs[0][1].job["method"]:
+            continue
+        theirs, ours = (flat(protocol(run.job)) for run in row.pairs[0])
+        found = []
+        for key in sorted(theirs.keys() & ours.keys()):
+            # Pairs have the same partition and rounds, and methods were compared above.
+            is_of_a_pair = key.startswith(("method", "data.partition", "train.num_rounds"))
+            if not is_of_a_pair and theirs[key] != ours[key]:
+                found.append(f"{key} = {ours[key]} and not {theirs[key]}")
+        if found:
+            text = f"not only another method than {row.difference.reference}: {', '.join(found)}"
+            rows_by_text.setdefault(text, []).append(row.name)
+    return [f"{', '.join(names)}: {text}" for text, names in rows_by_text.items()]
 
 
 def _meanings(run: Run, heads: Mapping[str, str]) -> list[str]:
