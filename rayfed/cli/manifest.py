@@ -11,6 +11,14 @@ from rayfed.base.files import write_text
 from rayfed.cli.options import job_argument, read_override, settings_option
 
 
+def refuse_other_file(path: Path) -> None:
+    """Raise `InputError` for a folder, and for a file that is no manifest: a job file, perhaps."""
+    if path.is_dir():
+        raise InputError(f"-o '{path}' is a folder; give a file, such as -o {path / 'job.yaml'}")
+    if path.is_file() and not path.read_bytes().startswith(b"apiVersion:"):
+        raise InputError(f"-o '{path}' is there, and no manifest; give another file")
+
+
 @click.command()
 @job_argument
 @settings_option
@@ -76,9 +84,16 @@ def manifest(
     own = sorted(set(own_code(cells[0].job())))
     if own:
         print(f"build these into the image, as no code is sent: {', '.join(own)}", file=sys.stderr)
+    if cluster.history:
+        print(
+            "fill in collectorOptions.env: KubeRay's collector needs STORAGE_BACKEND and more "
+            "(docs/cluster.md)",
+            file=sys.stderr,
+        )
     if output is None:
         print(text, end="")
         return
+    refuse_other_file(output)
     try:
         write_text(output, text)
     except OSError as error:

@@ -1,5 +1,7 @@
 """A Kubernetes manifest that runs a job file: a RayJob for KubeRay, and the job as a ConfigMap."""
 
+import hashlib
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +34,17 @@ QUANTITY = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # Ray gives the nodes these labels by itself.
 LABELS_OF_RAY = "ray.io/"
-# A wanted label that names one value, not several or all but one.
-ONE_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+# KubeRay copies the labels of workers to their pods. So these would change which policies and which
+# queue hold for the pods.
+LABELS_OF_KUBERNETES = re.compile(r"app|rayfed/.*|[a-z0-9.-]*(k8s|kubernetes)\.io/.*")
+# What Kubernetes allows as the key of a label, and as its value: one, not several or all but one.
+LABEL_KEY = re.compile(
+    r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?"
+)
+ONE_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?")
+# The name of an object of Kubernetes, and of an image.
+OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
 
 
 class BlockDumper(yaml.SafeDumper):
@@ -83,11 +94,17 @@ class Cluster:
                 "--image is missing: name the image that all pods run, which `make image` makes: "
                 "--image registry.example.com/rayfed:1"
             )
-        names = {"--image": self.image, "--claim": self.claim, "--queue": self.queue or "none"}
-        names["--history"] = self.history or "none"
-        for option, value in names.items():
-            if not value.strip():
-                raise InputError(f"{option} '{value}': give a name")
+        for option, value in {"--claim": self.claim, "--queue": self.queue or "none"}.items():
+            if not OBJECT_NAME.fullmatch(value):
+                raise InputError(
+                    f"{option} '{value}': Kubernetes' names have small letters, digits, - and ."
+                )
+        for option, value in {"--image": self.image, "--history": self.history or "none"}.items():
+            if not IMAGE_NAME.fullmatch(value):
+                raise InputError(
+                    f"{option} '{value}': that is no name of an image, such as "
+                    "registry.example.com/rayfed:1"
+                )
 
 
 def manifest(text: str, cells: Sequence[Cell], settings: Sequence[str], cluster: Cluster) -> str:
@@ -121,10 +138,19 @@ def own_code(job: Job) -> Iterator[str]:
 def name_of(run: str) -> str:
     """Return a run's name as Kubernetes allows it.
 
-    >>> name_of("FedNTD_table1/seed-0")
-    'fedntd-table1-seed-0'
+    It begins with a letter, and a name that is cut ends with a hash of the whole, so that long
+    names do not become the same.
+
+    >>> name_of("FedNTD_table1/seed-0"), name_of("2026")
+    ('fedntd-table1-seed-0', 'run-2026')
     """
-    return re.sub(r"[^a-z0-9]+", "-", run.lower())[:LONGEST_NAME].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"run-{name}".strip("-")
+    if len(name) > LONGEST_NAME:
+        digest = hashlib.sha256(run.encode()).hexdigest()[:6]
+        name = f"{name[: LONGEST_NAME - 7].rstrip('-')}-{digest}"
+    return name
 
 
 def refuse_other_machine(job: Job) -> None:
@@ -140,7 +166,12 @@ def refuse_other_machine(job: Job) -> None:
 
 
 def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
-    """Raise `InputError` if an actor asks for more than a worker's pod has."""
+    """Raise `InputError` if an actor asks for more than a worker's pod has, or if there is none."""
+    if job.ray.mode == "off":
+        raise InputError(
+            "ray.mode = 'off': the workers would have nothing to do; leave it out, as in: "
+            "-s ray.mode=on"
+        )
     if job.ray.num_cpus > cluster.cpus:
         raise InputError(
             f"ray.num_cpus = {job.ray.num_cpus:g}, but a worker's pod has {cluster.cpus} CPUs; "
@@ -149,11 +180,11 @@ def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
     if job.ray.num_gpus != "auto" and job.ray.num_gpus > cluster.gpus:
         raise InputError(
             f"ray.num_gpus = {job.ray.num_gpus:g}, but a worker's pod has {cluster.gpus} GPUs; "
-            f"give --gpus {job.ray.num_gpus:g} or more"
+            f"give --gpus {math.ceil(job.ray.num_gpus)} or more"
         )
     if job.ray.memory_bytes > cluster.memory_bytes:
         raise InputError(
-            f"ray.memory = {job.ray.memory:g}: {decimal(job.ray.memory_bytes)}, but a worker's pod "
+            f"ray.memory = {job.ray.memory}: {decimal(job.ray.memory_bytes)}, but a worker's pod "
             f"has {decimal(cluster.memory_bytes)} (--memory {cluster.memory}); give a larger "
             "--memory"
         )
@@ -175,9 +206,20 @@ def labels_of_workers(jobs: Sequence[Job]) -> dict[str, str]:
     for name, value in wanted.items():
         if name.startswith(LABELS_OF_RAY) or value.startswith("!"):
             continue
+        if LABELS_OF_KUBERNETES.fullmatch(name):
+            raise InputError(
+                f"ray.labels: '{name}': the workers' pods would get this label, which Kubernetes, "
+                "Kueue or the network policy read; give it another name"
+            )
+        if not LABEL_KEY.fullmatch(name):
+            raise InputError(
+                f"ray.labels: '{name}': Kubernetes allows letters, digits, -, _ and . in the name "
+                "of a label, at most 63"
+            )
         if not ONE_VALUE.fullmatch(value):
             raise InputError(
-                f"ray.labels: {name} = '{value}': the manifest's workers have one value; give it, "
+                f"ray.labels: {name} = '{value}': the manifest's workers have one value, of at "
+                "most 63 letters, digits, -, _ and .; give it, "
                 f'such as -s \'ray.labels={{"{name}" = "VALUE"}}\''
             )
         labels[name] = value
@@ -202,10 +244,10 @@ def ray_job(
     `labels` are those of the workers.
     """
     job: dict[str, Any] = yaml.safe_load((KUBERNETES / "rayjob.yaml").read_text())
-    job["metadata"] = {"name": name}
+    job["metadata"] = {"name": name, "labels": {"app": "rayfed"}}
     if cluster.queue:
         # Kueue starts a job that is suspended, when its turn has come.
-        job["metadata"]["labels"] = {QUEUE: cluster.queue}
+        job["metadata"]["labels"][QUEUE] = cluster.queue
         job["spec"]["suspend"] = True
     command = ["rayfed", "run", f"{JOB_FOLDER}/job.toml", "--resume"]
     for setting in [*settings, f"output.path={SHARED}/runs", "ray.address="]:

@@ -278,7 +278,10 @@ def test_the_manifest_of_a_job_asks_for_what_it_is_told(write_manifest):
 
 def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manifest):
     _, job = write_manifest("--queue", "team-a")
-    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
+    assert job["metadata"]["labels"] == {
+        "app": "rayfed",
+        "kueue.x-k8s.io/queue-name": "team-a",
+    }
     assert job["spec"]["suspend"] is True
     assert "enableInTreeAutoscaling" not in job["spec"]["rayClusterSpec"]
 
@@ -307,8 +310,10 @@ def test_logs_go_to_the_history_server_if_it_has_an_image(write_manifest):
     ("options", "words"),
     [
         (["--memory", "32 GB"], "--memory '32 GB': write a whole number of Mi, Gi or Ti"),
-        (["--queue", " "], "--queue ' ': give a name"),
-        (["--claim", ""], "--claim '': give a name"),
+        (["--queue", "team a"], "--queue 'team a': Kubernetes' names have small letters, digits"),
+        (["--claim", ""], "--claim '': Kubernetes' names have"),
+        (["--claim", "Mine"], "--claim 'Mine': Kubernetes' names have"),
+        (["--image", "my image:1"], "--image 'my image:1': that is no name of an image"),
         (["--image", ""], "--image is missing: name the image that all pods run"),
         (
             ["-s", "data.source=mine.parquet"],
@@ -318,17 +323,51 @@ def test_logs_go_to_the_history_server_if_it_has_an_image(write_manifest):
         (["-s", "ray.num_gpus=2"], "ray.num_gpus = 2, but a worker's pod has 1 GPUs"),
         (
             ["-s", "ray.memory=40"],
-            "ray.memory = 40: 40.0 GB, but a worker's pod has 34.4 GB (--memory 32Gi)",
+            "ray.memory = 40.0: 40.0 GB, but a worker's pod has 34.4 GB (--memory 32Gi)",
         ),
         (
             ["-s", "ray.labels={pool = 'in(a,b)'}"],
-            "ray.labels: pool = 'in(a,b)': the manifest's workers have one value; give it",
+            "ray.labels: pool = 'in(a,b)': the manifest's workers have one value, of at most",
         ),
-        (["--history", " "], "--history ' ': give a name"),
+        (["--history", " "], "--history ' ': that is no name of an image"),
+        (["-s", "ray.mode=off"], "ray.mode = 'off': the workers would have nothing to do"),
+        (
+            ["--gpus", "0", "-s", "ray.num_gpus=0.5"],
+            "ray.num_gpus = 0.5, but a worker's pod has 0 GPUs; give --gpus 1 or more",
+        ),
+        *(
+            (["-s", f"ray.labels={{'{name}' = 'x'}}"], f"ray.labels: '{name}': the workers' pods")
+            for name in ("app", "rayfed/node", "kueue.x-k8s.io/queue-name", "kubernetes.io/arch")
+        ),
+        (["-s", "ray.labels={'a b' = 'x'}"], "ray.labels: 'a b': Kubernetes allows letters"),
+        (["-s", f"ray.labels={{a = '{'x' * 64}'}}"], "the manifest's workers have one value"),
     ],
 )
 def test_a_manifest_that_could_not_run_is_refused(write_manifest, options, words):
     assert words in write_manifest(*options, fails=True)
+
+
+@pytest.mark.parametrize("run", ["2026-run", "x" * 80, "A_b/1", "9"])
+def test_the_name_of_a_job_is_one_that_kuberay_takes(write_manifest, run):
+    """KubeRay wants a DNS label that begins with a letter, and adds to it for its pods."""
+    name = write_manifest("-s", f"name='{run}'")[1]["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{,38}[a-z0-9])?", name)
+
+
+def test_long_names_stay_different(write_manifest):
+    names = {write_manifest("-s", f"name={'a' * 60}-{n}")[1]["metadata"]["name"] for n in range(9)}
+    assert len(names) == 9
+
+
+def test_a_manifest_replaces_a_manifest_alone(write_manifest, tmp_path):
+    write_manifest()
+    write_manifest()
+    (tmp_path / "job.yaml").write_text("name = 'mine'\n")
+    assert "-o 'job.yaml' is there, and no manifest" in write_manifest(fails=True)
+    assert (tmp_path / "job.yaml").read_text() == "name = 'mine'\n"
+    (tmp_path / "job.yaml").unlink()
+    (tmp_path / "job.yaml").mkdir()
+    assert "-o 'job.yaml' is a folder; give a file" in write_manifest(fails=True)
 
 
 def test_code_that_the_image_must_have_is_named(tmp_path, monkeypatch):
