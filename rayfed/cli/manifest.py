@@ -86,8 +86,8 @@ def manifest(
         print(f"build these into the image, as no code is sent: {', '.join(own)}", file=sys.stderr)
     if cluster.history:
         print(
-            "fill in collectorOptions.env: KubeRay's collector needs STORAGE_BACKEND and more "
-            "(docs/cluster.md)",
+            "fill in collectorOptions.env in the manifest: KubeRay's collector needs "
+            "STORAGE_BACKEND, and where to store",
             file=sys.stderr,
         )
     if output is None:
