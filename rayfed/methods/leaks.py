@@ -16,6 +16,7 @@ from rayfed.methods.part import (
     gives_summands,
     in_turn,
     name_of,
+    remembers,
 )
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.private import PrivateAverage
@@ -34,7 +35,9 @@ def refuse_leaks(method: Method, model: nn.Module, participation: Participation)
         _refuse_other_average(parts)
         for part in parts:
             _refuse_other_summands(part)
-        _refuse_buffers(parts, model)
+        _refuse_what_has_no_bound(parts, model)
+        if private[0].hidden_cohorts:
+            _refuse_memories(parts)
     if any(part != private[0] for part in private):
         raise InputError(
             "private_average: its values change between the stages of the method, and epsilon is "
@@ -76,15 +79,34 @@ def _refuse_other_summands(part: Part) -> None:
         )
 
 
-def _refuse_buffers(parts: Parts, model: nn.Module) -> None:
-    """Raise `InputError` if buffers would be averaged, as they have no bound."""
+def _refuse_what_has_no_bound(parts: Parts, model: nn.Module) -> None:
+    """Raise `InputError` if nothing would be averaged, or buffers, which have no bound."""
     sent = shared(local_names(parts, model), state(model))
+    if not sent.keys() & parameters_of(model).keys():
+        raise InputError(
+            "private_average: all parameters stay at the clients, so there is no average to protect"
+        )
     buffers = sorted(sent.keys() - parameters_of(model).keys())
     if buffers:
         raise InputError(
             f"private_average: the model's buffer '{buffers[0]}' would be averaged, and it has no "
             "bound; keep BatchNorm at the clients with the part local_norm, or take a model without"
         )
+
+
+def _refuse_memories(parts: Parts) -> None:
+    """Raise `InputError` if a client's update depends on the secret cohorts before.
+
+    What hidden cohorts add to privacy is proven for rounds that depend on the data and on earlier
+    models alone.
+    """
+    for part in parts:
+        if remembers((part,)):
+            raise InputError(
+                f"private_average: clients have a memory with {name_of(type(part))}, so a round "
+                "depends on earlier cohorts, for which hidden_cohorts is not proven; leave out "
+                "hidden_cohorts"
+            )
 
 
 def _refuse_other_cohorts(participation: Participation) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -15,6 +16,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Gt, Lt
 from rayfed.clients.settings import Training
 from rayfed.methods.accountant import epsilon, require_accountant
+from rayfed.methods.noise import Noise, SecretNoise, SimulatedNoise
 from rayfed.methods.part import Part
 from rayfed.methods.views import ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
@@ -41,9 +43,10 @@ class PrivateAverage(Part):
     `privacy.epsilon`, for two federations that differ in the data of one client, and
     `privacy.clip`.
 
-    The noise comes from a secret, the variable RAYFED_NOISE_SECRET or the file in `secret_file`,
-    which is not recorded. Without a secret it comes from the job's seed, which the run records:
-    then the run is a simulation, which the note `privacy.simulation` says, and protects nobody.
+    The noise comes from a secret, which is not recorded, and from a nonce that is drawn for each
+    run. The secret is the variable RAYFED_NOISE_SECRET or the file in `secret_file`. Without a
+    secret the noise comes from the job's seed, which the run records. Then the run is a simulation,
+    which the note `privacy.simulation` says, and protects nobody.
     """
 
     slot: ClassVar[str] = "average"
@@ -67,6 +70,8 @@ class PrivateAverage(Part):
 
     def check(self, model: nn.Module, training: Training) -> None:
         require_accountant(self)
+        # Here a bad secret is told before the results of an earlier run are replaced.
+        self._secret()
         if self.noise == 0:
             log.warning("private_average: noise = 0 protects nobody; epsilon is infinite")
 
@@ -81,9 +86,11 @@ class PrivateAverage(Part):
             )
         log.warning(
             "private_average: epsilon is of the global models alone; the run's tables of clients "
-            "and labels, and its log, are outside of it, and must not be given away"
+            "and labels, and its log, are outside of it, and must not be given away; so are the "
+            "mean and deviation that pixels and features are normalised by"
         )
-        return {"rounds": 0, "clip": self.clip, "secret": fingerprint(secret)}
+        nonce = "" if secret is None else secrets.token_hex(16)
+        return {"rounds": 0, "clip": self.clip, "secret": fingerprint(secret), "nonce": nonce}
 
     def tell(self, state: Tree, server: ServerView, surveyed: None) -> tuple[Tree, float]:
         """Return the state, and the clipping norm of this round."""
@@ -108,8 +115,8 @@ class PrivateAverage(Part):
                 "private_average: the secret of the noise is not the one with which the run began; "
                 f"give the same {SECRET} or secret_file as before"
             )
-        generator = noise_of(secret, step.server.round)
-        noisy = add_noise(total["update"], self._noise_on_updates(clients) * clip, generator)
+        noise = noise_of(secret, state["nonce"], step.server.round)
+        noisy = add_noise(total["update"], self._noise_on_updates(clients) * clip, noise)
         moved = combine(
             lambda w, change: w.double() + change / clients,
             step.parameters(step.weights),
@@ -119,13 +126,13 @@ class PrivateAverage(Part):
         notes = {"privacy.clip": clip, "privacy.simulation": float(secret is None)}
         if self.noise:
             notes["privacy.epsilon"] = self._epsilon(rounds, clients, step.server.num_clients)
-        next_clip = self._next_clip(clip, total["within"], clients, generator)
+        next_clip = self._next_clip(clip, total["within"], clients, noise)
         proposed = step.towards(dict(step.weights)).changed(moved)
         return {**state, "rounds": rounds, "clip": next_clip}, proposed.noting(notes)
 
     def _secret(self) -> str | None:
         """Return the secret of the noise; None if there is none."""
-        secret = os.environ.get(SECRET, "")
+        secret = os.environ.get(SECRET)
         where = SECRET
         if self.secret_file:
             where = f"secret_file = '{self.secret_file}'"
@@ -133,7 +140,7 @@ class PrivateAverage(Part):
                 secret = Path(self.secret_file).expanduser().read_text().strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"private_average: {where} cannot be read: {error}") from None
-        elif not secret:
+        elif secret is None:
             return None
         if len(secret) < SHORTEST_SECRET:
             raise InputError(
@@ -160,15 +167,12 @@ class PrivateAverage(Part):
         """
         return max(clients / 20, self.noise)
 
-    def _next_clip(
-        self, clip: float, within: int, clients: int, generator: torch.Generator
-    ) -> float:
+    def _next_clip(self, clip: float, within: int, clients: int, noise: Noise) -> float:
         """Return the next clipping norm: smaller if more updates than the quantile were within."""
         if not self.quantile:
             return clip
         deviation = self._noise_on_count(clients) if self.noise else 0.0
-        noise = float(torch.randn((), generator=generator, dtype=torch.float64))
-        share = (within + deviation * noise) / clients
+        share = (within + deviation * float(noise.normal(()))) / clients
         return clip * math.exp(-self.quantile_lr * (share - self.quantile))
 
     def _epsilon(self, rounds: int, clients: int, num_clients: int) -> float:
@@ -192,23 +196,20 @@ def fingerprint(secret: str | None) -> str:
     return hashlib.sha256(f"fingerprint:{secret}".encode()).hexdigest()[:16]
 
 
-def noise_of(secret: str | None, round: int) -> torch.Generator:
-    """Return the generator of a round's noise.
+def noise_of(secret: str | None, nonce: str, round: int) -> Noise:
+    """Return the source of a round's noise.
 
     Without a secret, its seed is drawn from the server's generator, which the job's seed fixes.
     """
     if secret is None:
-        seed = int(torch.randint(2**62, ()))
-    else:
-        digest = hashlib.sha256(f"noise:{round}:{secret}".encode()).digest()
-        seed = int.from_bytes(digest[:8]) >> 2
-    return torch.Generator().manual_seed(seed)
+        return SimulatedNoise(int(torch.randint(2**62, ())))
+    return SecretNoise(secret, nonce, round)
 
 
-def add_noise(weights: Weights, deviation: float, generator: torch.Generator) -> Weights:
+def add_noise(weights: Weights, deviation: float, noise: Noise) -> Weights:
     """Return the weights, float64, with normal noise added to each number."""
     noisy: Weights = {}
     for name, values in weights.items():
-        noise = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-        noisy[name] = values.double() + deviation * noise.to(values.device)
+        drawn = noise.normal(tuple(values.shape))
+        noisy[name] = values.double() + deviation * drawn.to(values.device)
     return noisy

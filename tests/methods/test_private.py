@@ -15,6 +15,7 @@ from rayfed.clients.participation import Participation
 from rayfed.methods import private
 from rayfed.methods.accountant import epsilon
 from rayfed.methods.leaks import refuse_leaks
+from rayfed.methods.noise import SecretNoise, SimulatedNoise
 from rayfed.methods.private import SECRET
 from rayfed.rounds.engine import play, start
 from rayfed.runtime.this_process import ThisProcess
@@ -91,24 +92,56 @@ def test_a_client_counts_the_same_however_many_samples_it_has(play_rounds, make_
 
 
 def test_the_noise_on_the_sum_has_the_deviation_that_is_asked_for():
-    generator = torch.Generator().manual_seed(0)
-    noisy = private.add_noise({"w": torch.zeros(100_000)}, 3.0, generator)["w"]
-    assert float(noisy.std()) == pytest.approx(3.0, rel=0.02)
-    assert abs(float(noisy.mean())) < 0.05
-    assert noisy.dtype == torch.float64
+    for source in (SimulatedNoise(0), SecretNoise(SECRET_VALUE, "nonce", 1)):
+        noisy = private.add_noise({"w": torch.zeros(100_000)}, 3.0, source)["w"]
+        assert float(noisy.std()) == pytest.approx(3.0, rel=0.02)
+        assert abs(float(noisy.mean())) < 0.05
+        assert noisy.dtype == torch.float64
 
 
-def test_the_noise_is_that_of_the_secret_and_the_round(play_rounds, monkeypatch):
+def test_the_noise_of_a_secret_is_normal_and_each_draw_is_another():
+    """Shares below some numbers are those of the normal distribution, within five deviations."""
+    source = SecretNoise(SECRET_VALUE, "nonce", 1)
+    drawn = torch.stack([source.normal((501, 99)) for _ in range(4)]).reshape(4, -1)
+    count = drawn.numel()
+    for bound in (-3.0, -1.5, -0.5, 0.0, 1.0, 2.0, 3.5):
+        share = float(torch.special.ndtr(torch.tensor(bound, dtype=torch.float64)))
+        found = float((drawn < bound).double().mean())
+        assert abs(found - share) < 5 * math.sqrt(share * (1 - share) / count), bound
+    off_diagonal = torch.corrcoef(drawn) - torch.eye(4)
+    assert float(off_diagonal.abs().max()) < 5 / math.sqrt(count / 4)
+    assert source.normal(()).shape == () and source.normal((0,)).shape == (0,)
+
+
+def test_the_noise_of_a_secret_depends_on_all_of_it_the_nonce_and_the_round():
+    def numbers(*source):
+        return SecretNoise(*source).normal((1000,))
+
+    same = numbers(SECRET_VALUE, "nonce", 1)
+    assert torch.equal(same, numbers(SECRET_VALUE, "nonce", 1))
+    others = [("x" + SECRET_VALUE[1:], "nonce", 1), (SECRET_VALUE, "other", 1)]
+    for other in (*others, (SECRET_VALUE, "nonce", 2), (SECRET_VALUE[:-1] + "x", "nonce", 1)):
+        together = torch.stack([same, numbers(*other)])
+        assert abs(float(torch.corrcoef(together)[0, 1])) < 0.2, other
+
+
+def test_two_runs_with_one_secret_have_noise_of_their_own(play_rounds, monkeypatch):
+    """Otherwise the difference of two models would have no noise."""
     method = m.compose(m.PrivateAverage())
     monkeypatch.setenv(SECRET, SECRET_VALUE)
-    first = play_rounds(method, norm=False)
-    again = play_rounds(method, norm=False)
-    monkeypatch.setenv(SECRET, SECRET_VALUE[::-1])
-    other = play_rounds(method, norm=False)
+    first, again = play_rounds(method, norm=False), play_rounds(method, norm=False)
     for name, weights in first.weights.items():
-        assert torch.equal(weights, again.weights[name])
-        assert not torch.equal(weights, other.weights[name])
+        assert not torch.equal(weights, again.weights[name])
     assert first.notes["privacy.simulation"] == 0
+
+
+def test_a_run_that_continues_has_the_noise_of_one_that_never_stopped(make_setup, monkeypatch):
+    setup = make_setup(m.compose(m.PrivateAverage()), norm=False)
+    monkeypatch.setenv(SECRET, SECRET_VALUE)
+    first = play(setup, start(setup, ThisProcess(setup)), ThisProcess(setup))
+    through, continued = (play(setup, first, ThisProcess(setup)) for _ in range(2))
+    for name, weights in through.weights.items():
+        assert torch.equal(weights, continued.weights[name])
 
 
 def test_the_secret_is_neither_in_the_state_nor_in_the_job(play_rounds, tmp_path):
@@ -140,6 +173,25 @@ def test_a_secret_that_can_be_guessed_is_refused(play_rounds, monkeypatch):
     monkeypatch.setenv(SECRET, "1234")
     with pytest.raises(InputError, match=r"has 4 characters, .* openssl rand -hex 32"):
         play_rounds(m.compose(m.PrivateAverage()), norm=False)
+
+
+def test_an_empty_secret_is_refused_and_a_bad_one_before_the_run(make_setup, monkeypatch):
+    """A simulation in place of an intended secret would be noticed too late."""
+    setup = make_setup(m.compose(m.PrivateAverage()), norm=False)
+    for value in ("", "1234"):
+        monkeypatch.setenv(SECRET, value)
+        with pytest.raises(InputError, match=rf"has {len(value)} characters"):
+            m.PrivateAverage().check(setup.model, setup.job.train)
+    with pytest.raises(InputError, match="cannot be read"):
+        m.PrivateAverage(secret_file="nowhere").check(setup.model, setup.job.train)
+
+
+def test_hidden_cohorts_are_refused_where_clients_remember(make_setup):
+    for part, norm in ((m.moon()[-1], False), (m.LocalNorm(), True)):
+        method = m.compose(m.PrivateAverage(hidden_cohorts=True), part)
+        setup = make_setup(method, norm=norm)
+        with pytest.raises(InputError, match="depends on earlier cohorts, for which hidden_coh"):
+            refuse_leaks(method, setup.model, Participation())
 
 
 def test_epsilon_grows_with_the_rounds_and_is_noted(play_rounds):
@@ -186,10 +238,10 @@ def test_epsilon_is_that_of_the_package_s_own_example():
 
 def test_the_clip_grows_while_fewer_than_the_quantile_are_within_and_falls_otherwise():
     part = m.PrivateAverage(clip=1.0, noise=0.0, quantile=0.5, quantile_lr=0.2)
-    generator = torch.Generator()
-    assert part._next_clip(1.0, 0, 10, generator) == pytest.approx(math.exp(0.2 * 0.5))
-    assert part._next_clip(1.0, 10, 10, generator) == pytest.approx(math.exp(-0.2 * 0.5))
-    assert part._next_clip(1.0, 5, 10, generator) == 1.0
+    noise = SimulatedNoise(0)
+    assert part._next_clip(1.0, 0, 10, noise) == pytest.approx(math.exp(0.2 * 0.5))
+    assert part._next_clip(1.0, 10, 10, noise) == pytest.approx(math.exp(-0.2 * 0.5))
+    assert part._next_clip(1.0, 5, 10, noise) == 1.0
 
 
 def test_the_noises_on_updates_and_count_reveal_together_what_noise_says():
@@ -246,6 +298,9 @@ def test_what_no_noise_covers_is_refused(name, make_setup):
 
 
 def test_buffers_and_other_cohorts_are_refused(make_setup):
+    nothing = m.compose(m.PrivateAverage(), m.LocalModel())
+    with pytest.raises(InputError, match="all parameters stay at the clients"):
+        refuse_leaks(nothing, make_setup(nothing, norm=False).model, Participation())
     method = m.compose(m.PrivateAverage())
     with_norm = make_setup(method, norm=True)
     with pytest.raises(InputError, match=r"buffer .* keep BatchNorm at the clients"):

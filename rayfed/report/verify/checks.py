@@ -105,6 +105,9 @@ def _checks(folder: Path, job: Job, *, every: bool, clients: int, quick: bool) -
         yield from _table_checks(folder, setup, tables, recorded, saved, began, summary)
         other_hardware = _other_hardware(times, here)
         yield "comparison", _how_compared(other_hardware), []
+        if tables["rounds"] and dict(tables["rounds"][-1]["notes"]).get("privacy.simulation") == 0:
+            yield "noise", "of a secret, and drawn anew in each run: no round is played again", []
+            return
         restored = {number: held.restore(setup, workers) for number, held in saved.items()}
         for round in restored.values():
             recorded |= of_checkpoint(round, workers)
