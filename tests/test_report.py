@@ -27,6 +27,7 @@ import pytest
 import tomli_w
 import torch
 from click.testing import CliRunner
+from extras import needs
 from torch import nn
 
 import rayfed
@@ -406,6 +407,24 @@ def test_the_last_round_may_lack_a_table(keeper):
         ClassLoss("cat", 0.25, 1, 0.5, -0.25),
     ]
     assert Page(run_page(run)).tiles["rounds"] == "3"
+
+
+@needs("dp_accounting")
+def test_a_private_run_shows_its_epsilon(tables, result, monkeypatch):
+    monkeypatch.delenv("RAYFED_NOISE_SECRET", raising=False)
+    private = {
+        "name": "private",
+        "train.num_rounds": 2,
+        "method": [{"name": "private_average", "noise": 0.01, "delta": 0.01}],
+    }
+    for secret, words in ((None, "a simulation, not private"), ("x" * 40, "after round ")):
+        if secret:
+            monkeypatch.setenv("RAYFED_NOISE_SECRET", secret)
+        run = read_run(rayfed.run(tables, private, force=True).path)
+        tiles = Page(run_page(run)).tiles
+        epsilon = run.round_notes["privacy.epsilon"][1][-1]
+        assert tiles["epsilon"] == f"{epsilon:,.2f}" and words in run_page(run)
+    assert "epsilon" not in Page(run_page(read_run(result.path))).tiles
 
 
 def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result):

@@ -72,7 +72,7 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     numbers = headline(run)
     accuracy = numbers[:2]
     forgetting = numbers[2:3]
-    costs = numbers[3:]
+    costs = [*numbers[3:], *_privacy(run)]
     others = f"With other runs: rayfed report {run.name} OTHER"
     return [
         Answer("How good is it?", accuracy, _how_good(run)),
@@ -80,6 +80,17 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
         Answer("What was forgotten?", forgetting, _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
+
+
+def _privacy(run: Run) -> list[Number]:
+    """Return the epsilon of a private average after the last round; nothing where there is none."""
+    notes = run.round_notes
+    if "privacy.epsilon" not in notes:
+        return []
+    rounds, values = notes["privacy.epsilon"]
+    is_simulated = bool(notes["privacy.simulation"][1][-1])
+    after = "a simulation, not private" if is_simulated else f"after round {rounds[-1]}"
+    return [("epsilon", f"{values[-1]:,.2f}", after)]
 
 
 def _how_good(run: Run) -> str:
