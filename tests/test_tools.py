@@ -348,6 +348,9 @@ def shown(notebook):
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         text = "".join(output.text for output in outputs if output.output_type == "stream")
+        # So do the numbers that are set in bold, and those that are remarked on.
+        text = re.sub(r"\\textbf\{([^{}]*)\}", r"\1", text)
+        text = re.sub(r"^% .*\n?", "", text, flags=re.MULTILINE)
         yield (
             re.sub(r"-?\d+\.\d+", "#", text),
             sum("image/png" in output.get("data", {}) for output in outputs),

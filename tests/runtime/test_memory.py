@@ -112,6 +112,8 @@ def alive(_=None):
     gc.collect()
     # `isinstance` would load what a lazy module of a library stands for.
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    # A sparse one, which another test may have left, has no storage of its own.
+    tensors = [tensor for tensor in tensors if tensor.layout == torch.strided]
     memories = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }

@@ -409,7 +409,8 @@ def test_nothing_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
         "HOME": str(tmp_path / "home"),
         "TMPDIR": str(tmp_path / "temporary"),
     }
-    rayfed_run(settings, cwd=tmp_path / "here", env=environment, check=True)
+    done = rayfed_run(settings, cwd=tmp_path / "here", env=environment)
+    assert done.returncode == 0, done.stderr
     left = {file for file in files(tmp_path) if not file.startswith("home/.cache/matplotlib/")}
     assert left and all(file.startswith("here/runs/quickstart/") for file in left)
     assert all(file.startswith("logs/") for file in files(session) - before)
