@@ -468,6 +468,10 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"'{source}' is no job file: that is TOML, in UTF-8; `rayfed init FOLDER` writes one"
         ) from None
+    except IsADirectoryError:
+        found = sorted(Path(source).glob("*.toml"))
+        such = f", such as '{found[0]}'" if found else ""
+        raise InputError(f"'{source}' is a folder; give a job file in it{such}") from None
     except (OSError, ValueError, RecursionError) as error:
         # A path with a zero byte raises a ValueError.
         raise InputError(f"job file '{source}' cannot be read: {error}") from None

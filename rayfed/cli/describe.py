@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rayfed.base.console import aligned, print_table, shown
-from rayfed.base.errors import InputError, harmless, spelled
+from rayfed.base.errors import InputError, harmless, nearest, spelled
 from rayfed.cli.options import Overrides, job_argument, read_base, set_option
 
 # Most clients in the table of `partition`.
@@ -137,6 +137,9 @@ def data(job: str | None, overrides: Overrides) -> None:
     from rayfed.rounds.setup import open_data
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
+    near = nearest(job, SOURCES)
+    if near and not is_source and not Path(job).exists():
+        raise InputError(f"no data set or job file '{job}'; did you mean '{near}'?")
     read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)
     dataset, fault = load(read.data), ""
     try:

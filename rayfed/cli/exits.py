@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from rayfed.base.errors import STOPPED, explained, harmless, refuse_secrets
+from rayfed.cli.usage import in_our_words, unknown_command
 
 
 class Failure(click.ClickException):
@@ -44,7 +45,19 @@ class Commands(click.Group):
         with failures():
             for word in ctx.args:
                 refuse_secrets(word, word.partition("://")[0].rpartition("=")[0], "argument")
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.UsageError as error:
+                raise in_our_words(error) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named, or raise `UsageError` with the nearest one."""
+        name = str(args[0])
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            ctx.fail(unknown_command(name, self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
 
 
 def end_at_once(end: SystemExit) -> NoReturn:

@@ -16,6 +16,9 @@ from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
 
+# What other programs call our kinds.
+MEANT = {"accuracy": "curves", "loss": "curves", "tsne": "t-sne", "embedding": "t-sne"}
+
 
 @click.command()
 @click.argument("kind", required=False, shell_complete=lambda *at: starting(at[-1], [*KINDS]))
@@ -110,7 +113,7 @@ def figure(
     if kind not in KINDS:
         raise InputError(
             "rayfed figure KIND RUN...: there is no kind of figure "
-            f"'{kind}'{did_you_mean(kind, KINDS)}"
+            f"'{kind}'{did_you_mean(kind, KINDS, MEANT.get(kind, ''))}"
         )
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")

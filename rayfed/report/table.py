@@ -197,7 +197,9 @@ def lacking(run: Run, figure: str) -> InputError:
     """Return the error that says why a run has no number of this name."""
     if figure not in (*HEADS, *KEYS):
         known = {*HEADS, *KEYS} | figures(run).keys()
-        return InputError(f"'{run.folder}' has no number '{figure}'{did_you_mean(figure, known)}")
+        near = "last" if figure in ("accuracy", "test_accuracy") else ""
+        meant = did_you_mean(figure, known, near)
+        return InputError(f"'{run.folder}' has no number '{figure}'{meant}")
     if figure == "personalised":
         return unmeasured(run, "local", "personalised accuracy")
     if figure == "forgetting":

@@ -1,0 +1,68 @@
+"""What to type in place of a command, an option or a word that the command line does not know."""
+
+from collections.abc import Iterable
+
+import click
+
+from rayfed.base.errors import nearest
+
+# What other programs call our commands.
+MEANT = {
+    "train": "run",
+    "start": "run",
+    "fit": "run",
+    "continue": "resume",
+    "compare": "table",
+    "results": "table",
+    "plot": "figure",
+    "draw": "figure",
+    "datasets": "data",
+    "cancel": "stop",
+    "kill": "stop",
+    "ls": "status",
+}
+
+
+def unknown_command(name: str, known: Iterable[str]) -> str:
+    """Return the message about a command that does not exist.
+
+    >>> unknown_command("train", ["run", "table"])
+    "no command 'train'; did you mean 'run'? `rayfed --help` lists all"
+    """
+    known = list(known)
+    near = MEANT.get(name) or nearest(name, known)
+    meant = f"; did you mean '{near}'?" if near in known else ";"
+    return f"no command '{name}'{meant} `rayfed --help` lists all"
+
+
+def in_our_words(error: click.UsageError) -> click.UsageError:
+    """Return the error with what to type, where that can be told; otherwise the error as it is."""
+    message = _message(error)
+    return click.UsageError(message, ctx=error.ctx) if message else error
+
+
+def _message(error: click.UsageError) -> str:
+    """Return what to type instead; '' if it cannot be told."""
+    if isinstance(error, click.NoSuchOption):
+        return _of_option(error.option_name)
+    parameter = getattr(error, "param", None)
+    if isinstance(error, click.MissingParameter) and parameter and parameter.name == "job":
+        command = error.ctx.info_name if error.ctx else "run"
+        return f"give a job file, or the example: rayfed {command} quickstart"
+    extra = error.message.partition("Got unexpected extra argument")[2].strip("s ()")
+    if "=" in extra:
+        return f"'{extra}': write a setting as -s '{extra}'"
+    return ""
+
+
+def _of_option(option: str) -> str:
+    """Return how to set the key of a job that was given as an option; '' if there is none."""
+    from rayfed.base.values import keys
+    from rayfed.job import Job
+
+    name = option.lstrip("-").replace("-", "_")
+    known = {key.name for key in keys(Job)}
+    for key in (name, f"train.{name}", f"data.{name}", f"data.partition.{name}", f"ray.{name}"):
+        if key in known:
+            return f"no option {option}; a key of the job is set by -s {key}=VALUE"
+    return ""
