@@ -100,7 +100,8 @@ class RayOptions(Checked):
     max_retries: Annotated[int, Ge(0), "how often lost work is run again, once it is alone"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
     check_repeat: Annotated[
-        bool, "serve a first client twice where parts or models are your own, and compare"
+        bool,
+        "for parts and models of your own: train each process's first client twice, and compare",
     ] = True
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parent / "project"
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
-    """Begin a project in a new or empty FOLDER.
+    """Create a starter project (job file, own method, test) in FOLDER.
 
     The project has a job file, your own method with its test, and a README with three commands.
     """

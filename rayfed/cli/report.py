@@ -25,7 +25,7 @@ FORMS = ("text", "md", "latex", "csv")
     help="The page; RUN/report.html, or compare.html.",
 )
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Make the page of a run, or a page that compares several.
+    """Write the HTML report of a run, or one that compares several runs.
 
     Every run ends with its page. This command makes it again from the run's folder, also for a
     killed run. With several runs, or the folder of a grid, the runs are compared with FedAvg, or

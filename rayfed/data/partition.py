@@ -302,7 +302,7 @@ class Dirichlet(_Drawn):
     among the images that are left.
     """
 
-    cap: Annotated[bool, "clients that hold n / N images get no more"] = True
+    cap: Annotated[bool, "stop giving images to a client that has its equal share (n / N)"] = True
     sizes: Annotated[
         Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"
     ] = "drawn"

@@ -88,7 +88,8 @@ class Data(Checked):
     ] = MINI
     root: Annotated[str, PathMark(), "folder of the downloaded sources"] = "~/.cache/rayfed/data"
     split: Annotated[
-        Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of EMNIST"
+        Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"],
+        'which part of EMNIST to load (only for source = "emnist")',
     ] = "balanced"
     auxiliary_per_class: Annotated[
         int, Ge(0), "images of each class for the server; a method may ask for more"

@@ -67,7 +67,9 @@ class NotTrueDistill(Part):
     form: Annotated[
         Literal["kl", "mse"], "divergence of softmaxes, or mean squared gap of logits"
     ] = "kl"
-    teacher: Annotated[bool, "false: a zero teacher, without a forward pass"] = True
+    teacher: Annotated[
+        bool, "false: no teacher; distil towards a uniform distribution, without its forward pass"
+    ] = True
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         teacher = batch.teacher.logits if self.teacher else torch.zeros_like(batch.logits)
@@ -94,7 +96,9 @@ class LabelMaskedDistill(Part):
 
     beta: Beta = 1.0
     tau: Tau = 1.0
-    teacher: Annotated[bool, "false: a zero teacher, without a forward pass"] = True
+    teacher: Annotated[
+        bool, "false: no teacher; distil towards a uniform distribution, without its forward pass"
+    ] = True
 
     def begin(self, client: ClientView) -> Tensor:
         return losses.majority_labels(client.label_counts)
