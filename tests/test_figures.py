@@ -182,7 +182,7 @@ def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
     (line,) = csv.DictReader(table(full, "--of", key, "--format", "csv").stdout.splitlines())
     assert float(line[key]) == pytest.approx(forgetting_of(read_run(full))[key])
     lacking = table(folders[1], "--of", "forgetting.local")
-    assert lacking.exit_code == 2 and 'put measure = ["confusion"] into its job' in lacking.stderr
+    assert lacking.exit_code == 2 and '"confusion"]; run it again' in lacking.stderr
 
 
 def test_a_run_whose_rounds_hold_all_classes_is_told_why_it_has_no_continual_forgetting(tmp_path):
@@ -458,7 +458,9 @@ def test_a_curve_of_one_seed_is_the_column_of_the_run(runs):
         InputError, match=r"--of test_los: .* has no such number by round; did you mean 'test_loss'"
     ):
         curves(runs, "test_los")
-    with pytest.raises(InputError, match=r'put measure = \["confusion"\] into its job'):
+    with pytest.raises(
+        InputError, match=r'the job needs measure = \[.*"confusion"\]; run it again'
+    ):
         curves(runs, "forgetting.local")
 
 
@@ -646,8 +648,8 @@ def test_what_no_epoch_has_is_refused(options, words, runs):
 WITHOUT_NUMBERS = {
     "epochs": "`rayfed replay` and `rayfed verify` cannot add these numbers",
     "forgetting": "has no two evaluated rounds after round 0",
-    "local": """has no numbers of the measure 'local': put measure = ["local"] into its job, and run it again""",
-    "confusion": "into its job, and run it again with --force or, as a grid too, under another name",
+    "local": """has no numbers of the measure 'local': the job needs measure = ["local"]; run it again""",
+    "confusion": "job.toml -s 'measure=[\"confusion\"]' -s name=NEW",
 }
 
 

@@ -214,7 +214,8 @@ def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_c
     assert as_csv(both).splitlines()[0].count("personalised") == 2
     assert not any("personalised" in head for head in sheet([made], "text").head)
     with pytest.raises(
-        InputError, match=r"has no personalised accuracy: put measure = \[\"local\"\] into its job"
+        InputError,
+        match=r"has no personalised accuracy: the job needs measure = \[\"local\"\]; run it",
     ):
         rows([made], "personalised")
 
@@ -507,7 +508,7 @@ def test_an_unknown_column_to_sort_by_is_refused_with_those_that_there_are(run):
     for sort, says in (
         ("bset", "--sort: the table has no column 'bset'; did you mean 'best'? (valid: best, "),
         ("speed_up", "--sort speed_up: give the accuracy to reach too, such as --target 0.5"),
-        ("personalised", 'has no personalised accuracy: put measure = ["local"] into its job'),
+        ("personalised", 'has no personalised accuracy: the job needs measure = ["local"]; run it'),
     ):
         with pytest.raises(InputError, match=re.escape(says)):
             sheet([run("x/one", 0, 0.5, 0.4)], "text", sort=sort)
@@ -536,7 +537,7 @@ def test_a_column_is_chosen_by_its_key(run):
         ("best,,last", "no column '' (valid: "),
         ("best,best", "'best' is there twice; name each column once"),
         ("rounds_to_target", "rounds_to_target: give the accuracy to reach too, such as --target"),
-        ("personalised", 'has no personalised accuracy: put measure = ["local"] into its job'),
+        ("personalised", 'has no personalised accuracy: the job needs measure = ["local"]; run it'),
     ):
         with pytest.raises(InputError, match=re.escape(says)):
             sheet(runs, "text", columns=columns)

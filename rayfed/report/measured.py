@@ -3,6 +3,7 @@
 A client counts once per round.
 """
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -115,9 +116,10 @@ def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
     The run's job may have asked for them.
     """
     if measure not in run.job["measure"]:
+        wanted = json.dumps([*run.job["measure"], measure])
         return InputError(
-            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job, and run "
-            "it again with --force or, as a grid too, under another name"
+            f"'{run.folder}' has no {numbers}: the job needs measure = {wanted}; run it again: "
+            f"rayfed run {run.folder / 'job.toml'} -s 'measure={wanted}' -s name=NEW"
         )
     return InputError(
         f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} "
