@@ -87,7 +87,7 @@ CALLS = {
     ("clients/cohort.py", "choice_at", "default_rng"): 1,
     ("rounds/client_work.py", "loss_of", "default_rng"): 1,
     # The noise of differential privacy, by the laws in tests/methods/test_private.py.
-    ("methods/private.py", "noise_of", "manual_seed"): 1,
+    ("methods/noise.py", "__init__", "manual_seed"): 1,
     # By the laws of the data, at the end, and of skews in tests/data/test_skews.py.
     ("data/skews.py", "skewed", "default_rng"): 1,
     ("data/samples.py", "hold_out", "default_rng"): 1,
