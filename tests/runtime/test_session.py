@@ -409,6 +409,10 @@ def test_nothing_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
         "HOME": str(tmp_path / "home"),
         "TMPDIR": str(tmp_path / "temporary"),
     }
+    # Once a test has started a Ray with a token in this process, the cluster asks for it.
+    token = Path.home() / ".ray/auth_token"
+    if token.exists():
+        environment.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
     done = rayfed_run(settings, cwd=tmp_path / "here", env=environment)
     assert done.returncode == 0, done.stderr
     left = {file for file in files(tmp_path) if not file.startswith("home/.cache/matplotlib/")}
