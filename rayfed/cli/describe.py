@@ -137,7 +137,7 @@ def data(job: str | None, overrides: Overrides) -> None:
     from rayfed.rounds.setup import open_data
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
-    near = nearest(job, SOURCES)
+    near = nearest(job, SOURCES, cutoff=0.75)
     if near and not is_source and not Path(job).exists():
         raise InputError(f"no data set or job file '{job}'; did you mean '{near}'?")
     read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)

@@ -1,5 +1,6 @@
 """What to type in place of a command, an option or a word that the command line does not know."""
 
+import re
 from collections.abc import Iterable
 
 import click
@@ -49,9 +50,9 @@ def _message(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and parameter and parameter.name == "job":
         command = error.ctx.info_name if error.ctx else "run"
         return f"give a job file, or the example: rayfed {command} quickstart"
-    extra = error.message.partition("Got unexpected extra argument")[2].strip("s ()")
-    if "=" in extra:
-        return f"'{extra}': write a setting as -s '{extra}'"
+    extra = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message)
+    if extra and "=" in extra[1]:
+        return f"'{extra[1]}': write each setting as -s KEY=VALUE"
     return ""
 
 

@@ -23,8 +23,9 @@ from rayfed.cli.usage import MEANT
         ("run job.toml --zzz", "No such option"),
         (
             "run job.toml train.num_rounds=3",
-            "'train.num_rounds=3': write a setting as -s 'train.num_rounds=3'",
+            "'train.num_rounds=3': write each setting as -s KEY=VALUE",
         ),
+        ("run job.toml name=boss", "'name=boss': write each setting as -s KEY=VALUE"),
         ("run job.toml other.toml", "unexpected extra argument"),
         ("run .", "'.' is a folder; give a job file in it, such as 'job.toml'"),
         ("data mnistt", "no data set or job file 'mnistt'; did you mean 'mnist'?"),
