@@ -8,6 +8,7 @@ comes from there. Without a folder, the table is made of noise.csv as it is.
 """
 
 import csv
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -108,8 +109,9 @@ def table(records: Sequence[Record]) -> str:
         cells = [cell([one for one in at_level if one.method == method]) for method in METHODS]
         # Epsilon depends on the noise and the rounds alone.
         epsilon = max(record.epsilon for record in at_level)
-        lines.append(f"| {noise:g} | {epsilon:,.0f} | {' | '.join(cells)} |")
-    return "\n".join(lines).replace("inf", "infinite")
+        text = "infinite" if math.isinf(epsilon) else f"{epsilon:,.0f}"
+        lines.append(f"| {noise:g} | {text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(folder: str = "") -> None:

@@ -35,7 +35,8 @@ def refuse_leaks(method: Method, model: nn.Module, participation: Participation)
         _refuse_other_average(parts)
         for part in parts:
             _refuse_other_summands(part)
-        _refuse_what_has_no_bound(parts, model)
+        _refuse_no_average(parts, model)
+        _refuse_buffers(parts, model)
         if private[0].hidden_cohorts:
             _refuse_memories(parts)
     if any(part != private[0] for part in private):
@@ -79,13 +80,17 @@ def _refuse_other_summands(part: Part) -> None:
         )
 
 
-def _refuse_what_has_no_bound(parts: Parts, model: nn.Module) -> None:
-    """Raise `InputError` if nothing would be averaged, or buffers, which have no bound."""
-    sent = shared(local_names(parts, model), state(model))
-    if not sent.keys() & parameters_of(model).keys():
+def _refuse_no_average(parts: Parts, model: nn.Module) -> None:
+    """Raise `InputError` if all parameters stay at the clients."""
+    if not shared(local_names(parts, model), parameters_of(model)):
         raise InputError(
             "private_average: all parameters stay at the clients, so there is no average to protect"
         )
+
+
+def _refuse_buffers(parts: Parts, model: nn.Module) -> None:
+    """Raise `InputError` if buffers would be averaged, as they have no bound."""
+    sent = shared(local_names(parts, model), state(model))
     buffers = sorted(sent.keys() - parameters_of(model).keys())
     if buffers:
         raise InputError(

@@ -400,9 +400,13 @@ def _not_the_method_alone(made: Sequence[Row]) -> list[str]:
     """Say of each row with another method than its reference what else differs in their jobs."""
     rows_by_text: dict[str, list[str]] = {}
     for row in made:
-        if not row.difference or row.pairs[0][0].job["method"] == row.pairs[0][1].job["method"]:
+        if not row.difference:
             continue
-        theirs, ours = (flat(protocol(run.job)) for run in row.pairs[0])
+        # All pairs of a row have the same jobs but for their seeds.
+        reference, run = row.pairs[0]
+        if reference.job["method"] == run.job["method"]:
+            continue
+        theirs, ours = flat(protocol(reference.job)), flat(protocol(run.job))
         found = []
         for key in sorted(theirs.keys() & ours.keys()):
             # Pairs have the same partition and rounds, and methods were compared above.
