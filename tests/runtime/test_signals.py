@@ -1,10 +1,13 @@
 """A signal stops a run, even where Python drops the exception that it raises."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from ray._private import utils as ray_utils
@@ -63,6 +66,17 @@ def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
         start(told_to_stop=False)
 
 
+def until_taken(run):
+    """Wait until a process has taken the signals that it was sent: two that wait would be one."""
+    status = Path(f"/proc/{run.pid}/status")
+    if not status.exists():
+        # Only Linux tells.
+        time.sleep(0.5)
+        return
+    while re.search(r"^ShdPnd:\s*0*[1-9a-f]", status.read_text(), re.MULTILINE):
+        time.sleep(0.01)
+
+
 BLOCKED = """
 import ctypes, sys
 from rayfed.runtime import signals
@@ -93,10 +107,8 @@ def test_a_start_that_waits_in_c_ends_after_a_while_or_with_the_second_signal(
             assert run.stdout.readline() == "ready\n"
             for _ in range(signals):
                 run.send_signal(number)
-                if signals > 1:
-                    # Else the two would be one.
-                    signal.sigtimedwait([], 0.2)
-            shown, said = run.communicate(timeout=60)
+                until_taken(run)
+            shown, said = run.communicate(timeout=240)
         finally:
             run.kill()
     assert (run.returncode, shown) == (130, "ended\n")
