@@ -3,6 +3,7 @@ resumed.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ SETTINGS = [
     "model.name=lenet",
     "train.local_steps=2",
     "train.clients_per_round=4",
-    "train.num_rounds=1000",
+    # More than any machine plays in the half minute in which it goes on without the head.
+    "train.num_rounds=100000",
 ]
 
 
@@ -45,6 +47,8 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert [asking.nodes(), asking.nodes(), asking.silent] == [None, None, True]
     assert caplog.text.count("has not answered") == 1
     answer.set()
+    # From here on the head is never late, however busy this machine is.
+    monkeypatch.setattr(head, "HEAD_LIMIT", 60.0)
     while asking.nodes() is None:
         pass
     assert (asking.nodes(), asking.silent) == ({"a": {"CPU": 1.0}}, False)
@@ -110,11 +114,11 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
         cluster.add_node(num_cpus=1)
         with rayfed("run", QUICKSTART, *settings, f"ray.address={cluster.address}") as run:
             try:
-                next(line for line in run.stdout if line.startswith("round   11/"))
+                next(line for line in run.stdout if re.match("round +11/", line))
                 os.kill(
                     cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL
                 )
-                _, said = run.communicate(timeout=120)
+                _, said = run.communicate(timeout=240)
             finally:
                 run.kill()
     assert run.returncode == 75, said
@@ -123,10 +127,14 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
     kept = max(int(file.stem[6:]) for file in (tmp_path / "run/checkpoints").glob("round-*.json"))
     assert kept > 11, "after each round without the head; usually every ten rounds"
     ending = [f"train.num_rounds={kept + 2}", "ray.mode=off"]
-    with rayfed("resume", tmp_path / "run", *ending, "ray.address=") as resumed:
-        assert resumed.wait(120) == 0, resumed.stderr.read()
-    with rayfed("run", QUICKSTART, *settings, *ending, "name=whole") as whole:
-        assert whole.wait(120) == 0, whole.stderr.read()
+    for command, target, *more in (
+        ("resume", tmp_path / "run", "ray.address="),
+        ("run", QUICKSTART, *settings, "name=whole"),
+    ):
+        with rayfed(command, target, *more, *ending) as process:
+            # Not `wait`: a fast machine has played so many rounds that their lines fill a pipe.
+            _, said = process.communicate()
+            assert process.returncode == 0, said
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
