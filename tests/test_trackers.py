@@ -62,6 +62,8 @@ def _local_stores(tmp_path, monkeypatch):
     }
     for key, value in values.items():
         monkeypatch.setenv(key, value)
+    # A busy machine may need longer than a run waits.
+    monkeypatch.setattr(trackers, "PATIENCE", 240.0)
     yield
     if "wandb" in sys.modules:
         # It reads its environment once.
