@@ -66,6 +66,13 @@ def pytest_runtest_setup(item):
         pytest.skip(f"the {MINUTES:.0f} minutes of TEST_MINUTES are over")
 
 
+def pytest_collection_modifyitems(items):
+    """Give slow tests more time, for a machine that is several times slower than ours."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 def _samples(rng, labels):
     # The same for training and test.
     pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))
@@ -127,6 +134,15 @@ def _tests_leave_no_modules(tmp_path_factory):
         file = getattr(sys.modules[name], "__file__", None)
         if file and file.startswith(folders):
             del sys.modules[name]
+
+
+@pytest.fixture
+def no_ray():
+    """Leave the Ray that another test of this process has joined, so that a run can start one."""
+    # Importing it takes a second.
+    import ray
+
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

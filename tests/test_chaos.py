@@ -211,7 +211,7 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(
                         happened[kind] += kill_node(nodes, chance)
                     else:
                         process.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
-                        process.wait(timeout=120)
+                        process.wait(timeout=300)
                         happened["driver"] += 1
                         happened["torn"] += kind == "torn" and tear(run / "checkpoints", chance)
             _, said = process.communicate(timeout=300)

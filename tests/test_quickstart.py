@@ -26,7 +26,7 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
         "-s",
         f"output.path={tmp_path}",
     ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "quickstart"
     assert str(folder) in run.stdout

@@ -805,7 +805,7 @@ def test_a_browser_draws_every_figure_and_says_nothing(width, keeper, tmp_path):
             f"--window-size={width},2000",
         )
         command = [CHROMIUM, *FLAGS, *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
         assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
         assert 'data-drawn="yes"' in done.stdout
         assert done.stdout.count('role="img"') >= len(charts_of(text))
@@ -870,7 +870,7 @@ def test_a_click_on_the_head_of_a_column_sorts_the_table_by_it(keeper, tmp_path)
         (tmp_path / "page.html").as_uri(),
     )
     shown = subprocess.run(
-        [CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=120
+        [CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=400
     ).stdout
     quantities, orders = json.loads(
         html.unescape(re.search(r'<pre id="said">(.*?)</pre>', shown)[1])

@@ -347,7 +347,7 @@ def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_
     # As with `| head -1`.
     with started("train.num_rounds=3") as run:
         run.stdout.close()
-        assert run.wait(timeout=60) == 0, run.stderr.read()
+        assert run.wait(timeout=240) == 0, run.stderr.read()
     assert read_summary(folder / "runs/tiny")["status"] == "done"
     log = (folder / "runs/tiny/log.txt").read_text()
     assert "name     tiny" in log
@@ -361,7 +361,7 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
     with started("train.num_rounds=100000", preexec_fn=plain) as run:
         next(line for line in run.stdout if line.startswith("round      1/"))
         run.send_signal(number)
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=240)
     assert run.returncode == 130
     # The first says that the job is read.
     _, stopping, stopped = said.splitlines()
@@ -382,7 +382,7 @@ def test_nohup_lets_a_run_go_on_after_sighup(folder):
     ) as run:
         next(line for line in run.stdout if line.startswith("round  1/"))
         run.send_signal(signal.SIGHUP)
-        run.communicate(timeout=60)
+        run.communicate(timeout=240)
     assert run.returncode == 0
 
 

@@ -251,7 +251,8 @@ def test_the_embedded_set_has_nothing_odd(caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_mnist_and_cifar_10_have_nothing_odd(name, caplog):
-    if not REAL.is_dir():
+    train, test = (REAL / f"{name}-{split}.parquet" for split in ("train", "test"))
+    if not (train.is_file() and test.is_file()):
         pytest.skip("the files are not here")
-    load(Data(str(REAL / f"{name}-train.parquet"), test=str(REAL / f"{name}-test.parquet")))
+    load(Data(str(train), test=str(test)))
     assert caplog.text == ""

@@ -442,7 +442,9 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
 @needs("peft", "timm")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["moon", "scaffold"])
-def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path, method):
+def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(
+    no_ray, tmp_path, method
+):
     tables = job(
         vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path)
     )

@@ -47,7 +47,7 @@ def python(script, **environment):
     """The output of a process of its own: Ray reads its environment when it is imported."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, timeout=300, env={**os.environ, **environment}, **pipes).stdout
+    return subprocess.run(command, timeout=800, env={**os.environ, **environment}, **pipes).stdout
 
 
 JOIN = """
