@@ -445,7 +445,8 @@ def test_the_pool_grows_and_shrinks_with_the_cluster(
 
     with caplog.at_level("INFO"), pool_on(setup, "elastic") as pool:
         assert played(setup, pool, change) == expected
-    assert sizes == [1, 1, 2, 1, 1, 2, 2]
+    # Not after rounds 2 and 5: whether the new one is up by then is a matter of speed.
+    assert [sizes[number - 1] for number in (1, 3, 4, 6, 7)] == [1, 2, 1, 2, 2]
     assert (
         "actors: 1 on " in caplog.text
         and "with room for 1 more" in caplog.text
@@ -461,7 +462,7 @@ class Meet(Part):
 
     def begin(self, client):
         Path(self.folder, ray.get_runtime_context().get_node_id()).touch()
-        for _ in range(900):
+        for _ in range(2400):
             if len([*Path(self.folder).iterdir()]) == 2:
                 return
             time.sleep(0.1)
@@ -512,11 +513,15 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
         expected = here(setup)
         with once(tmp_path / "there", node.terminate), pool_on(setup, "ends", actors=2) as pool:
             assert played(setup, pool) == expected
-            for _ in range(50):
+            # Ten seconds in which Ray may call it dead, and more where the machine is busy.
+            for turn in range(1000):
                 pool._group.wait([], 0.2)
-            states = {one["State"] for one in actors().values() if one["Name"].startswith("ends/")}
+                named = [one for one in actors().values() if one["Name"].startswith("ends/")]
+                waits = {one["State"] for one in named} & {"PENDING_CREATION", "RESTARTING"}
+                if turn > 50 and waits:
+                    break
             assert pool._group.size == 2
-            assert states & {"PENDING_CREATION", "RESTARTING"}
+            assert waits
 
 
 def drain(cluster, node):
@@ -631,6 +636,9 @@ def sh(script):
     assert done.returncode == 0, done.stderr
 
 
+QUIETLY = {"shell": True, "capture_output": True}
+
+
 @contextmanager
 def two_machines(a_cluster, environment):
     """A head in this network namespace, and a node in another: as on two machines, with a link
@@ -646,6 +654,8 @@ def two_machines(a_cluster, environment):
 
 @contextmanager
 def far_machine(a_cluster, environment):
+    # What a run of this test has left that was killed.
+    subprocess.run("ip link delete rayfed0; ip netns delete rayfed-far", **QUIETLY)
     sh("""
     ip netns add rayfed-far
     ip link add rayfed0 type veth peer name rayfed1
@@ -671,11 +681,9 @@ def far_machine(a_cluster, environment):
                     yield
                 finally:
                     sh("ip netns pids rayfed-far | xargs --no-run-if-empty kill -9")
-                    node.wait(30)
+                    node.wait(240)
     finally:
-        subprocess.run(
-            "ip link delete rayfed0; ip netns delete rayfed-far", shell=True, capture_output=True
-        )
+        subprocess.run("ip link delete rayfed0; ip netns delete rayfed-far", **QUIETLY)
 
 
 def node_at(address):
