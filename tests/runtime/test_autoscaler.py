@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 from ray._private.services import get_node_ip_address
@@ -79,7 +80,9 @@ def autoscaling(a_cluster, free, tmp_path):
         )
         # Of the nodes that the autoscaler has added.
         for process in left.split():
-            os.kill(int(process), signal.SIGKILL)
+            # It may have just ended.
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
 
 
 @slow
