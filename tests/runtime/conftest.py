@@ -42,8 +42,9 @@ PORTS = (
     "metrics-export-port",
 )
 PORTS += ("ray-client-server-port", "runtime-env-agent-port")
-# Tests in another process have other ports.
-FIRST = 20_000 + os.getpid() % 120 * 100
+# Tests in another process have other ports: those of pytest-xdist have numbers and one parent.
+NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST = 20_000 + (4 * os.getppid() + NUMBER) % 120 * 100
 # Below the ephemeral ones, which the kernel gives to any socket.
 OUR_PORTS = cycle(range(FIRST, FIRST + 100))
 
@@ -161,11 +162,6 @@ def _has_started(head, log):
 
 @contextmanager
 def _ray_head(environment, *flags, python=sys.executable):
-    # Else fixed ones.
-    ports, metrics = (
-        _free(PORTS),
-        _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"]),
-    )
     command = [
         python,
         Path(sys.executable).parent / "ray",
@@ -174,20 +170,22 @@ def _ray_head(environment, *flags, python=sys.executable):
         "--block",
         "--object-store-memory=100000000",
     ]
-    command += [
-        "--min-worker-port=0",
-        "--max-worker-port=0",
-        *(f"--{name}={port}" for name, port in ports.items()),
-    ]
+    command += ["--min-worker-port=0", "--max-worker-port=0", *flags]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
         # As docs/security.md has it.
-        environment = {**FAIR, **environment, "RAY_TMPDIR": folder} | {
-            name: str(port) for name, port in metrics.items()
-        }
-        # Ray gives a node 30 seconds to start, which a busy machine does not always keep.
+        environment = {**FAIR, **environment, "RAY_TMPDIR": folder}
+        # Ray gives a node 30 seconds to start, which a busy machine does not always keep; and
+        # somebody else may have taken a port.
         for attempt in range(3):
+            # Else fixed ones.
+            ports = _free(PORTS)
+            metrics = _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"])
             head = subprocess.Popen(
-                [*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True
+                [*command, *(f"--{name}={port}" for name, port in ports.items())],
+                env=environment | {name: str(port) for name, port in metrics.items()},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
             if _has_started(head, Path(folder, "log")):
                 break
@@ -197,7 +195,7 @@ def _ray_head(environment, *flags, python=sys.executable):
         finally:
             # It ends all processes that it has started.
             head.terminate()
-            head.wait(60)
+            head.wait(240)
 
 
 @pytest.fixture(scope="session")
