@@ -5,7 +5,9 @@ batches are smaller.
 """
 
 import hashlib
+import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -18,6 +20,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+import rayfed
 from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation
@@ -25,7 +28,8 @@ from rayfed.data.inputs import Images
 from rayfed.data.partition import Natural, Partition
 from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
-from rayfed.job import Job, RayOptions
+from rayfed.folder.places import folder_of
+from rayfed.job import Job, RayOptions, make_job
 from rayfed.models.classifier import Classifier
 from rayfed.observers import page
 from rayfed.rounds import tasks
@@ -136,13 +140,27 @@ def _tests_leave_no_modules(tmp_path_factory):
             del sys.modules[name]
 
 
-@pytest.fixture
-def no_ray():
-    """Leave the Ray that another test of this process has joined, so that a run can start one."""
-    # Importing it takes a second.
-    import ray
+@pytest.fixture(scope="session")
+def run_apart():
+    """Run a job in a process of its own, where it may start a Ray; gives its result.
 
-    ray.shutdown()
+    In this process another test may have joined one, and Ray has one for each process. It also
+    keeps the token of the first: the shared Ray of tests/runtime would have no more actors.
+    """
+
+    def run_apart(tables):
+        code = "import json, sys, rayfed; rayfed.run(json.loads(sys.argv[1]))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(tables)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        # It is done: this only reads its results.
+        return rayfed.resume(folder_of(make_job(tables)))
+
+    return run_apart
 
 
 @pytest.fixture(scope="session")

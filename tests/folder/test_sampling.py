@@ -107,11 +107,10 @@ def test_a_run_that_was_stopped_chooses_the_same_clients_and_so_does_a_replay(ta
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["own"])
-def test_two_actors_choose_the_same_clients(no_ray, tables, whole, rule):
+def test_two_actors_choose_the_same_clients(run_apart, tables, whole, rule):
     ray = {"mode": "on", "actors": 2, "num_cpus": 1, "num_gpus": 0}
-    assert outcome(rayfed.run({**job_of(tables, rule), "name": "actors", "ray": ray})) == outcome(
-        whole
-    )
+    actors = run_apart({**job_of(tables, rule), "name": "actors", "ray": ray})
+    assert outcome(actors) == outcome(whole)
 
 
 @every_rule

@@ -147,9 +147,10 @@ def test_a_run_that_was_resumed_with_other_measures_passes(run):
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_passes(no_ray, run):
-    path = run("fedntd", **{"ray.mode": "on", "ray.actors": 2, "ray.num_cpus": 1})
-    assert faults(path, every=True) == []
+def test_a_run_on_ray_passes(tables, run_apart):
+    ray = {"mode": "on", "actors": 2, "num_cpus": 1}
+    done = run_apart({**tables, "method": "fedntd", "ray": ray})
+    assert faults(done.path, every=True) == []
 
 
 # What is wrong

@@ -443,13 +443,13 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["moon", "scaffold"])
 def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(
-    no_ray, tmp_path, method
+    run_apart, tmp_path, method
 ):
     tables = job(
         vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path)
     )
     here = rayfed.run({**tables, "name": "here"})
-    actors = rayfed.run({**tables, "name": "actors", "ray": {"actors": 2}})
+    actors = run_apart({**tables, "name": "actors", "ray": {"actors": 2}})
     assert here.weights.keys() == actors.weights.keys()
     assert all(torch.equal(here.weights[name], actors.weights[name]) for name in here.weights)
     for column in ("test_accuracy", "test_loss", "bytes_up", "bytes_down"):
