@@ -19,6 +19,7 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder
 from rayfed.folder.checkpoint import newest
+from rayfed.folder.lock import is_locked
 from rayfed.folder.lock import locked as held_lock
 from rayfed.folder.places import folder_of
 from rayfed.folder.summary import read_summary
@@ -52,13 +53,27 @@ class Dies(Part):
 
 @dataclass(frozen=True)
 class Tell(Part):
-    """Writes to a file in which process a run is, and which GPU it has."""
+    """Writes to a file in which process a run is, and which GPU it has.
+
+    It waits until so many processes have: else the first that is up might do the work of all.
+    """
 
     file: str
+    processes: int
 
     def begin(self, client):
         with open(self.file, "a") as file:
             file.write(f"{os.getpid()} {os.environ['CUDA_VISIBLE_DEVICES']}\n")
+        for _ in range(2400):
+            if len({process for process, _ in told(self.file)}) >= self.processes:
+                return
+            time.sleep(0.1)
+        raise TimeoutError(f"fewer than {self.processes} processes have begun a run")
+
+
+def told(file):
+    """What `Tell` has written: pairs of a process and its GPU."""
+    return {tuple(line.split()) for line in Path(file).read_text().splitlines()}
 
 
 @pytest.fixture
@@ -177,7 +192,7 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
             "ray__num_cpus": 0.25,
             "train__clients_per_round": 2,
         }
-        method = compose(fedavg(), Tell(str(tmp_path / "tell")))
+        method = compose(fedavg(), Tell(str(tmp_path / "tell"), processes=4))
         jobs = [
             rayfed.experiment.read(job.table(), None, method) for job in jobs_of(tables, **options)
         ]
@@ -185,7 +200,7 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
             assert ended.exit_code == 0, ended.message
             # While the caller looks at a run, other processes become idle.
             time.sleep(1.0)
-    seen = {tuple(line.split()) for line in (tmp_path / "tell").read_text().splitlines()}
+    seen = told(tmp_path / "tell")
     assert {gpu for _, gpu in seen} == {"0", "1", "2", "3"}
     assert len({process for process, _ in seen}) == len(seen)
     assert [outcome(job) for job in jobs[:2]] == [
@@ -227,14 +242,16 @@ def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
         assert newest(Folder(str(folder_of(job) / "checkpoints"))).round == summary["rounds"]
 
 
-def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_cluster, tmp_path):
+def test_a_node_that_does_not_see_the_results_is_refused_and_named(
+    tables, a_cluster, free_ports, tmp_path
+):
     """A node whose mount of the folder is another: a tmpfs, in a namespace of its own."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("needs the right to mount")
     with a_cluster(num_cpus=2) as cluster:
         start = (
             f"{Path(sys.executable).parent / 'ray'} start --address={cluster.address} --num-cpus=2 "
-            "--block"
+            f"--block {' '.join(free_ports)}"
         )
         command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none {tmp_path} && exec {start}"]
         other = subprocess.Popen(
@@ -251,15 +268,23 @@ def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_clu
                 list(run_many(jobs_of(tables, ray__address=cluster.address)))
         finally:
             os.killpg(other.pid, signal.SIGTERM)
-            other.wait(30)
+            other.wait(240)
 
 
 def test_a_grid_whose_command_was_killed_goes_on_when_it_is_given_again(tables, tmp_path):
-    """With a Ray of its own, which ends with the command."""
+    """With a Ray of its own, which ends with the command.
+
+    The killed runs ask for so many rounds that no machine has made them when they are killed. When
+    the command is given again, they ask for a few more than they have.
+    """
     import tomli_w
 
-    tables["train"]["num_rounds"], tables["ray"] = 80, {"actors": 2}
-    Path("g.toml").write_text(tomli_w.dumps(tables))
+    def ask_for(num_rounds):
+        tables["train"]["num_rounds"] = num_rounds
+        Path("g.toml").write_text(tomli_w.dumps(tables))
+
+    tables["ray"] = {"actors": 2}
+    ask_for(100_000)
     command = [sys.executable, "-m", "rayfed", "run", "g.toml"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     runs = [folder_of(job) for job in jobs_of(tables)]
@@ -268,8 +293,12 @@ def test_a_grid_whose_command_was_killed_goes_on_when_it_is_given_again(tables, 
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    cut_off = [run for run in runs if 2 < read_summary(run).get("rounds", 0) < 80]
-    assert cut_off
+    # Ray's processes end a moment after the command, and play on until then.
+    while any(is_locked(run) for run in runs):
+        time.sleep(0.1)
+    played = {run: read_summary(run).get("rounds", 0) for run in runs}
+    cut_off = [run for run in runs if played[run] > 2]
+    ask_for(max(played.values()) + 2)
     again = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "4 of 4 runs done;" in again.stdout
     assert [outcome(job) for job in jobs_of(tables)] == [alone(job) for job in jobs_of(tables)]
