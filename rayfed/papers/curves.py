@@ -34,7 +34,12 @@ from rayfed.report.words import listed
 # These numbers are fractions of 1, which are drawn in percent.
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
 # The words for where the accuracy of a client's model is measured.
-LOCAL = {"accuracy": "", "in_local": " on own classes", "out_local": " on other classes"}
+LOCAL = {
+    "local.accuracy": "",
+    "local.in_local": " on own classes",
+    "local.out_local": " on other classes",
+    "train.accuracy": " on own training images",
+}
 # What stands between two numbers, and what is computed of them.
 PAIRS = {" - ": np.subtract, "/": np.divide}
 
@@ -173,6 +178,8 @@ def words_of(of: str) -> str:
     ('test accuracy (%)', 'train loss')
     >>> words_of("local.after.in_local")
     'accuracy on own classes after local training (%)'
+    >>> words_of("train.before.accuracy")
+    'accuracy on own training images before local training (%)'
     >>> words_of("test_accuracy - local.after.accuracy")
     'test accuracy less accuracy after local training (points)'
     """
@@ -183,16 +190,17 @@ def words_of(of: str) -> str:
     if of.startswith(("forgetting.", DOMAIN)):
         return in_words(of)
     measure, _, when = of.partition(".")
-    if measure == "local" and is_share(of):
-        time, _, where = when.partition(".")
-        return f"accuracy{LOCAL[where]} {time} local training (%)"
+    time, _, where = when.partition(".")
+    if f"{measure}.{where}" in LOCAL:
+        return f"accuracy{LOCAL[f'{measure}.{where}']} {time} local training (%)"
     words = of.replace("_", " ")
     return f"{words} (%)" if of in SHARES else words
 
 
 def is_share(of: str) -> bool:
     """Say whether a number is a fraction of 1 that is drawn in percent."""
-    return of in SHARES or (of.startswith("local.") and of.rpartition(".")[2] in LOCAL)
+    measure, _, when = of.partition(".")
+    return of in SHARES or f"{measure}.{when.partition('.')[2]}" in LOCAL
 
 
 def series(run: Run, of: str) -> Series:
