@@ -129,7 +129,7 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     firsts = []
     for seed in seeds:
         name = f"{grid}/{FIRST}/{seed['name']}"
-        # What `grid.first` names is for this run alone, so an override of all runs does not reach it.
+        # What `grid.first` names is for this run alone: an override of all runs does not reach it.
         changes = first | {"seed": seed["seed"]}
         firsts.append(Cell(override(base, changes) | {"name": name}, grid, method=FIRST))
     return firsts + [_after(cell, firsts) for cell in cells]
