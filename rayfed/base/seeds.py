@@ -2,6 +2,9 @@
 
 The place is the round and the client, as far as the purpose has them; of an evaluation, the first
 image of a batch. They depend on nothing else, so they are the same on every actor and in every run.
+
+Two choices have seeds of their own in the job: the partition, and the images held out for a test.
+The data are opened with seed 0, so that all seeds of a job have the same (`rounds/setup.py`).
 """
 
 from enum import IntEnum
