@@ -3,6 +3,7 @@
 A line for each method shows the mean over its seeds, in a band around them.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from rayfed.report.read import Group, Run
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
+# Letters of a line that fit beside a panel.
+LETTERS_BESIDE = 33
 # These numbers are fractions of 1, which are drawn in percent.
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
 # The words for where the accuracy of a client's model is measured.
@@ -138,7 +141,8 @@ def decorate(axes: np.ndarray, numbers: Sequence[Number], num_settings: int) -> 
     for panel in axes[-1]:
         panel.set_xlabel("round")
     for place, row in enumerate(axes):
-        row[0].set_ylabel(numbers[min(place, len(numbers) - 1)].unit)
+        unit = numbers[min(place, len(numbers) - 1)].unit
+        row[0].set_ylabel(textwrap.fill(unit, LETTERS_BESIDE))
 
 
 def layout(num_numbers: int, num_settings: int) -> tuple[int, int]:
