@@ -938,3 +938,9 @@ def test_figures_need_no_backend_and_one_that_is_there_is_left_to_others(named, 
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{is_set}\n", "")
+
+
+def test_a_single_run_of_a_long_name_is_called_by_its_last_step(runs):
+    long = named(runs[0], "a-grid-of-a-long-name/cifar10-shards-2/fedavg/seed-0")
+    assert list(apart([long])) == ["fedavg"]
+    assert list(apart([named(runs[0], "grid/fedavg")])) == ["grid/fedavg"]
