@@ -25,7 +25,7 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
     def fit_on(node: Resources) -> int:
         """Return the number of actors that fit on one node."""
         fit = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
-        # Before a Ray is started here, its memory is not known. Ray's own nodes always have it.
+        # A node whose memory is not known has enough.
         if options.memory_bytes and "memory" in node:
             fit = min(fit, int(node["memory"]) // options.memory_bytes)
         if options.gpu_share == 0:

@@ -160,13 +160,18 @@ def where_this_process_looks() -> list[str]:
 
 
 def machine() -> Resources:
-    """Return the resources that a Ray that is started here would have."""
+    """Return the resources that a Ray that is started here would have at most.
+
+    It keeps a part of the memory for its store and for the system.
+    """
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         # macOS does not tell which processors a process may use.
         count = os.cpu_count() or 1
-    return {"CPU": float(count), "GPU": float(torch.cuda.device_count())}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = torch.cuda.device_count()
+    return {"CPU": float(count), "GPU": float(gpus), "memory": float(memory)}
 
 
 @contextmanager
