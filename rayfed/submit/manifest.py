@@ -34,6 +34,7 @@ QUANTITY = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # Ray gives the nodes these labels by itself.
 LABELS_OF_RAY = "ray.io/"
+ACCELERATOR = "ray.io/accelerator-type"
 # KubeRay copies the labels of workers to their pods. So these would change which policies and which
 # queue hold for the pods.
 LABELS_OF_KUBERNETES = re.compile(r"app|rayfed/.*|[a-z0-9.-]*(k8s|kubernetes)\.io/.*")
@@ -118,6 +119,7 @@ def manifest(text: str, cells: Sequence[Cell], settings: Sequence[str], cluster:
         refuse_other_machine(job)
         refuse_more_than_a_pod(job, cluster)
     labels = labels_of_workers(jobs)
+    refuse_accelerator(jobs[0], cluster)
     name = name_of(cells[0].grid or jobs[0].name)
     documents = [config_map(name, text), ray_job(name, settings, cluster, labels)]
     texts = []
@@ -187,6 +189,19 @@ def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
             f"ray.memory = {job.ray.memory}: {decimal(job.ray.memory_bytes)}, but a worker's pod "
             f"has {decimal(cluster.memory_bytes)} (--memory {cluster.memory}); give a larger "
             "--memory"
+        )
+
+
+def refuse_accelerator(job: Job, cluster: Cluster) -> None:
+    """Raise `InputError` if a job asks for a kind of GPU, and a worker's pod has none.
+
+    Ray gives this label to nodes with a GPU alone, so the actors would wait for ever.
+    """
+    wanted = job.ray.labels.get(ACCELERATOR, "!")
+    if not cluster.gpus and not wanted.startswith("!"):
+        raise InputError(
+            f"ray.labels: {ACCELERATOR} = '{wanted}': Ray gives this label to nodes with a GPU, "
+            "but a worker's pod has none (--gpus 0); give --gpus 1 or more, or leave the label out"
         )
 
 

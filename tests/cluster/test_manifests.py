@@ -293,6 +293,9 @@ def test_the_workers_have_the_labels_that_the_job_asks_for(write_manifest):
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     # Ray tells the accelerator by itself, and a label that is absent is not "spot".
     assert group["labels"] == {"pool": "large"}
+    wanted = '{"ray.io/accelerator-type" = "!H100"}'
+    _, job = write_manifest("--gpus", "0", "-s", f"ray.labels={wanted}")
+    assert "labels" not in job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
     _, job = write_manifest()
     assert "labels" not in job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
 
@@ -310,6 +313,22 @@ def test_logs_go_to_the_history_server_if_it_has_an_image(write_manifest):
     ("options", "words"),
     [
         (["--memory", "32 GB"], "--memory '32 GB': write a whole number of Mi, Gi or Ti"),
+        (
+            ["--gpus", "0.5"],
+            "Invalid value for '--gpus': 0.5 is no whole number; Kubernetes gives a pod whole GPUs: "
+            "give --gpus 1, and a fraction to each actor: -s ray.num_gpus=0.5\n",
+        ),
+        (["--gpus", "half"], "Invalid value for '--gpus': 'half' is not a valid integer"),
+        (["--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
+        *(
+            ([option, "1.5"], f"'{option}': 1.5 is no whole number; give 1 or more")
+            for option in ["--cpus"]
+        ),
+        (
+            ["--gpus", "0", "-s", 'ray.labels={"ray.io/accelerator-type" = "H100"}'],
+            "ray.labels: ray.io/accelerator-type = 'H100': Ray gives this label to nodes with a "
+            "GPU, but a worker's pod has none (--gpus 0); give --gpus 1 or more, or leave",
+        ),
         (["--queue", "team a"], "--queue 'team a': Kubernetes' names have small letters, digits"),
         (["--claim", ""], "--claim '': Kubernetes' names have"),
         (["--claim", "Mine"], "--claim 'Mine': Kubernetes' names have"),
