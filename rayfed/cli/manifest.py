@@ -72,6 +72,34 @@ def refuse_other_file(path: Path) -> None:
     "--memory", metavar="SIZE", default="32Gi", show_default=True, help="Memory of a worker's pod."
 )
 @click.option(
+    "--head-cpus",
+    type=Whole(1, WHOLE_CPUS),
+    default=2,
+    show_default=True,
+    help="CPUs of the head's pod, for the driver.",
+)
+@click.option(
+    "--head-memory",
+    metavar="SIZE",
+    default="8Gi",
+    show_default=True,
+    help="Memory of the head's pod.",
+)
+@click.option(
+    "--pull-secret",
+    "pull_secrets",
+    metavar="NAME",
+    multiple=True,
+    help="A secret with which the pods pull the image; may be given again.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="How often a failed job is tried again, from its last checkpoint.",
+)
+@click.option(
     "--claim",
     metavar="NAME",
     default="rayfed-shared",
@@ -93,7 +121,10 @@ def refuse_other_file(path: Path) -> None:
     help="Write the manifest to a file. If not given, it is printed.",
 )
 def manifest(
-    job: str, settings: tuple[str, ...], output: Path | None, **options: str | int
+    job: str,
+    settings: tuple[str, ...],
+    output: Path | None,
+    **options: str | int | tuple[str, ...],
 ) -> None:
     """Write a Kubernetes manifest that runs a job with KubeRay.
 

@@ -77,6 +77,13 @@ class Cluster:
     queue: str
     # The image that sends Ray's logs to KubeRay's history server; '': none.
     history: str = ""
+    # Of the head's pod.
+    head_cpus: int = 2
+    head_memory: str = "8Gi"
+    # The names of secrets with which the pods pull the image.
+    pull_secrets: Sequence[str] = ()
+    # How often a failed job is tried again.
+    retries: int = 2
 
     @property
     def memory_bytes(self) -> int:
@@ -86,16 +93,20 @@ class Cluster:
         return int(quantity[1]) * UNITS[quantity[2]]
 
     def __post_init__(self) -> None:
-        if not QUANTITY.fullmatch(self.memory):
-            raise InputError(
-                f"--memory '{self.memory}': write a whole number of Mi, Gi or Ti, such as 32Gi"
-            )
+        for option, size in {"--memory": self.memory, "--head-memory": self.head_memory}.items():
+            if not QUANTITY.fullmatch(size):
+                raise InputError(
+                    f"{option} '{size}': write a whole number of Mi, Gi or Ti, such as 32Gi"
+                )
         if not self.image:
             raise InputError(
                 "--image is missing: name the image that all pods run, which `make image` makes: "
                 "--image registry.example.com/rayfed:1"
             )
-        for option, value in {"--claim": self.claim, "--queue": self.queue or "none"}.items():
+        names = [("--claim", self.claim), ("--queue", self.queue or "none")]
+        for secret in self.pull_secrets:
+            names.append(("--pull-secret", secret))
+        for option, value in names:
             if not OBJECT_NAME.fullmatch(value):
                 raise InputError(
                     f"{option} '{value}': Kubernetes' names have small letters, digits, - and ."
@@ -268,13 +279,15 @@ def ray_job(
     for setting in [*settings, f"output.path={SHARED}/runs", "ray.address="]:
         command += ["-s", setting]
     job["spec"]["entrypoint"] = shlex.join(command)
+    job["spec"]["backoffLimit"] = cluster.retries
     submitter = job["spec"]["submitterPodTemplate"]["spec"]
-    submitter["containers"][0]["image"] = cluster.image
+    fill_image(submitter, cluster)
     ray = job["spec"]["rayClusterSpec"]
-    if cluster.queue:
-        # Kueue counts a cluster of a fixed size.
-        del ray["enableInTreeAutoscaling"], ray["autoscalerOptions"]
-    fill_pod(ray["headGroupSpec"]["template"]["spec"], name, cluster)
+    # The cluster has a fixed size, which Kueue counts. KubeRay itself replaces a lost pod.
+    del ray["enableInTreeAutoscaling"], ray["autoscalerOptions"]
+    head = ray["headGroupSpec"]["template"]["spec"]
+    fill_pod(head, name, cluster)
+    head["containers"][0]["resources"] = resources(cluster.head_cpus, cluster.head_memory, gpus=0)
     group = ray["workerGroupSpecs"][0]
     fill_workers(group, name, cluster)
     if labels:
@@ -290,19 +303,31 @@ def fill_workers(group: dict[str, Any], name: str, cluster: Cluster) -> None:
     group["groupName"] = "gpu" if cluster.gpus else "cpu"
     pod = group["template"]["spec"]
     fill_pod(pod, name, cluster)
-    resources = {"cpu": str(cluster.cpus), "memory": cluster.memory}
-    limits = {"memory": cluster.memory}
-    if cluster.gpus:
-        resources[GPU] = limits[GPU] = str(cluster.gpus)
-    else:
+    if not cluster.gpus:
         del pod["tolerations"]
-    pod["containers"][0]["resources"] = {"requests": resources, "limits": limits}
+    pod["containers"][0]["resources"] = resources(cluster.cpus, cluster.memory, cluster.gpus)
+
+
+def resources(cpus: int, memory: str, gpus: int) -> dict[str, dict[str, str]]:
+    """Return what a container asks for, and its limits: it may use CPUs that are idle."""
+    requests = {"cpu": str(cpus), "memory": memory}
+    limits = {"memory": memory}
+    if gpus:
+        requests[GPU] = limits[GPU] = str(gpus)
+    return {"requests": requests, "limits": limits}
+
+
+def fill_image(pod: dict[str, Any], cluster: Cluster) -> None:
+    """Give a pod the image, and the secrets with which it is pulled."""
+    pod["containers"][0]["image"] = cluster.image
+    if cluster.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in cluster.pull_secrets]
 
 
 def fill_pod(pod: dict[str, Any], name: str, cluster: Cluster) -> None:
     """Give a pod of the cluster the image, the shared volume and the job file."""
+    fill_image(pod, cluster)
     container = pod["containers"][0]
-    container["image"] = cluster.image
     for volume in pod["volumes"]:
         volume["persistentVolumeClaim"]["claimName"] = cluster.claim
     pod["volumes"].append({"name": "job", "configMap": {"name": f"{name}-job"}})
