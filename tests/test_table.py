@@ -27,6 +27,8 @@ from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.found import find_runs
 from rayfed.folder.tables import read_table
+from rayfed.grid.cells import Cell
+from rayfed.job import override
 from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
 from rayfed.papers.ours import Theirs, without
@@ -978,3 +980,14 @@ def test_what_runs_differ_in_is_listed_within_groups_and_between_them(run):
     assert differences(grouped([first, second])) == [size, ("data.size", "14", "two")]
     other = replace(run("x/two", 0, 0.5), environment=of_two)
     assert [key for key, _, _ in differences(grouped([first, other]))] == ["hash of the data"] * 2
+
+
+def test_a_second_stage_in_another_folder_is_not_another_protocol(run):
+    paper = read_paper("fedcad/fig2")
+    cell = paper.cells["cifar10-dirichlet-0.5/fedcad"]
+    elsewhere = {"model.weights": "elsewhere/round-00010.safetensors"}
+    job = Cell(override(cell.tables, elsewhere)).job().table()
+    second = replace(run("fedcad-fig2/cifar10-dirichlet-0.5/fedcad/seed-0", 0, 0.5), job=job)
+    assert paper.unlike(second) == []
+    changed = {**job, "train": {**job["train"], "lr": 0.5}}
+    assert paper.unlike(replace(second, job=changed)) == ["train.lr is 0.01 in the grid, 0.5 here"]
