@@ -1,9 +1,10 @@
 """Let actors share a GPU.
 
-An actor's part of it is measured on the largest client, and its memory is capped. The way of the
-number: `ray.num_gpus` (`gpu_share` in job.py), or `measure_share` here for "auto", both called by
-`open_actors` (session.py); `spread` (placement.py) fits it to the nodes; Ray gets it with each
-actor (worker_group.py); the actor caps its memory with `memory_cap` (actors.py).
+The way of an actor's part: `ray.num_gpus`, which `gpu_share` (job.py) rounds to whole GPUs or 1/k.
+For "auto", `open_actors` (session.py) calls `measured` (measuring.py) where whole GPUs are too few;
+that plays the largest client, and `share_as_measured` here makes a part of what it took. `spread`
+(placement.py) fits the part to the nodes, Ray gets it with each actor (worker_group.py), and the
+actor caps its memory by `memory_cap` here (actors.py).
 """
 
 import logging

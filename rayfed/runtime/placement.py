@@ -1,4 +1,7 @@
-"""Count the actors that fit on the nodes of a cluster; and put actors and nodes into words."""
+"""Count the actors that fit on the nodes of a cluster; and put actors and nodes into words.
+
+`spread` fits an actor's part of a GPU to the nodes; gpus.py tells the whole way of that part.
+"""
 
 import logging
 import math
