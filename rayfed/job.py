@@ -404,15 +404,41 @@ def other_lineage(
     """Say what differs between the lineages of two jobs, as `differences` does.
 
     Two known sources differ by their names. A known source and a path may hold the same images:
-    their hash decides.
+    their hash decides. Methods differ by their names, if these differ.
 
     >>> other_lineage({"data": {"source": "mnist"}}, {"data": {}})
     []
+    >>> fedavg, fedntd = ({"method": name, "data": {}} for name in ("fedavg", "fedntd"))
+    >>> other_lineage(fedavg, fedntd)
+    ['method is fedavg there, fedntd here']
     """
-    lines = differences(there, here, words_there, words_here)
+    lines = differences(_with_line(there, here), _with_line(here, there), words_there, words_here)
     if "source" in there["data"] and "source" in here["data"]:
         return lines
     return [line for line in lines if not line.startswith("data.source is ")]
+
+
+def _with_line(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a lineage whose method is a line, as people know it.
+
+    It stays as it is where the line would be the same as that of the other lineage.
+    """
+    # To compare is faster than to read a method.
+    if lineage.get("method") == other.get("method"):
+        return lineage
+    line = _method_line(lineage)
+    if not line or _method_line(other) in ("", line):
+        return lineage
+    return {**lineage, "method": line}
+
+
+def _method_line(lineage: Mapping[str, Any]) -> str:
+    """Return the method of a lineage as a line; '' if none, or one that cannot be read here."""
+    try:
+        return _registry("describe", _read_method(lineage["method"]))
+    except (KeyError, InputError):
+        # A method made in Python may have no name that can be imported.
+        return ""
 
 
 def _same(value: Any, other: Any) -> bool:
