@@ -253,10 +253,11 @@ class Job(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not NAME.fullmatch(self.name):
+            fitting = re.sub(r"[^\w.+/-]+", "-", self.name, flags=re.ASCII).strip("-./_+")
+            meant = f", such as '{fitting}'" if NAME.fullmatch(fitting) else ""
             raise InputError(
-                f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits "
-                "and . _ + -, beginning with a letter or digit; / may divide it into parts of 200 "
-                "at most"
+                f"name = {self.name!r}: use letters, digits and . _ + -, without spaces{meant}; "
+                "begin with a letter or digit; / makes a folder of at most 200 letters"
             )
         _registry("check_method", self.method)
         for key in ("measure", "measure_layers", "measure_clients"):
