@@ -354,6 +354,22 @@ class Job(Checked):
         return paths
 
 
+def key_meant(name: str) -> str:
+    """Return the key that a name without its table means; '' if there is none.
+
+    >>> key_meant("num_rounds"), key_meant("model"), key_meant("alpha"), key_meant("zzz")
+    ('train.num_rounds', 'model', 'data.partition.alpha', '')
+    """
+    known = set()
+    for key in keys(Job):
+        # A table of its name alone may be given as that name.
+        known |= {key.name, key.name.removesuffix(".name")}
+    for place in ("", "train.", "data.", "data.partition.", "ray."):
+        if place + name in known:
+            return place + name
+    return ""
+
+
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as a table of dotted keys.
 
