@@ -978,3 +978,18 @@ def test_what_runs_differ_in_is_listed_within_groups_and_between_them(run):
     assert differences(grouped([first, second])) == [size, ("data.size", "14", "two")]
     other = replace(run("x/two", 0, 0.5), environment=of_two)
     assert [key for key, _, _ in differences(grouped([first, other]))] == ["hash of the data"] * 2
+
+
+def test_accuracy_is_two_numbers_and_the_name_of_its_column_is_the_last(run, made):
+    one = run("x/one", 0, 0.5, 0.4)
+    says = (
+        "no number 'accuracy'; did you mean 'last'. .*\n"
+        "'last' is the accuracy after the last round, 'best' that of the best round$"
+    )
+    with pytest.raises(InputError, match=says):
+        rows([one], "accuracy")
+    shown = [
+        CliRunner().invoke(main, ["table", str(made.folder), "--of", of])
+        for of in ("test_accuracy", "last")
+    ]
+    assert shown[0].exit_code == 0 and shown[0].stdout == shown[1].stdout
