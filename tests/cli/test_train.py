@@ -162,10 +162,9 @@ def test_ctrl_c_ends_the_run_with_code_130_and_says_what_is_recorded(folder, ray
     (folder / "my_stop.py").write_text(BROKEN.format(error="KeyboardInterrupt"))
     result = rayfed("run", "job.toml", "-s", "method=my_stop:Broken")
     assert result.exit_code == 130
-    path = f"{folder}/runs/tiny"
     assert result.stderr == (
-        f"stopped; rounds up to 1 are recorded in {path}; to continue after round 1: rayfed resume "
-        f"{path}\n"
+        "stopped; rounds up to 1 are recorded in runs/tiny; to continue after round 1: rayfed "
+        "resume runs/tiny\n"
     )
     assert json.loads((folder / "runs/tiny/summary.json").read_text())["status"] == "stopped"
 
