@@ -51,8 +51,8 @@ TRACK_TEXT = (
     "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 )
 MEASURE_TEXT = (
-    "local, train, epochs, drift, gradients: notes in clients.parquet and rounds.parquet; "
-    "confusion: confusions.parquet"
+    "what to measure: local, train or epochs (accuracy of clients' models), drift (of weights and "
+    "features), gradients, confusion (matrices of clients)"
 )
 # These keys do not change the results of the training.
 MEASURE = (
