@@ -1,4 +1,4 @@
-"""Federated learning with distillation against forgetting, on Ray.
+"""Compare federated-learning methods, with the same numbers each time, on Ray.
 
 >>> import rayfed
 >>> short = {"train.num_rounds": 2}

@@ -822,7 +822,9 @@ def test_curves_have_a_row_for_each_number_and_a_column_for_each_setting(runs):
         "slow",
         "fast",
     ]
-    assert made.axes[0].get_ylabel() == "accuracy on own classes after local training (%)"
+    label = made.axes[0].get_ylabel()
+    assert label.replace("\n", " ") == "accuracy on own classes after local training (%)"
+    assert max(map(len, label.split("\n"))) <= 33, "the label of a panel fits beside it"
     _, values = series(runs[1], "local.after.in_local")
     np.testing.assert_allclose(made.axes[1].lines[1].get_ydata(), 100 * values)
     assert [line.get_label() for line in made.axes[3].lines] == ["fedavg", "fedntd"]
@@ -936,3 +938,9 @@ def test_figures_need_no_backend_and_one_that_is_there_is_left_to_others(named, 
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{is_set}\n", "")
+
+
+def test_a_single_run_of_a_long_name_is_called_by_its_last_step(runs):
+    long = named(runs[0], "a-grid-of-a-long-name/cifar10-shards-2/fedavg/seed-0")
+    assert list(apart([long])) == ["fedavg"]
+    assert list(apart([named(runs[0], "grid/fedavg")])) == ["grid/fedavg"]

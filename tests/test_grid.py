@@ -400,6 +400,14 @@ def test_all_runs_of_a_seed_begin_with_the_weights_of_its_first_run(staged):
     assert [cell.name for cell in chosen] == ["g/first/seed-1", "g/two/avg/seed-1"]
 
 
+def test_an_override_of_all_runs_leaves_what_the_first_run_names(staged):
+    cells = expand(staged, {"train.num_rounds": 5, "train.lr": 0.5})
+    assert [cell.job().train.num_rounds for cell in cells[1:3]] == [2, 5]
+    assert [cell.job().train.lr for cell in cells[1:3]] == [0.5, 0.5]
+    cells = expand(staged, {"train.num_rounds": 5, "grid.first": {"train.num_rounds": 7}})
+    assert [cell.job().train.num_rounds for cell in cells[1:3]] == [7, 5]
+
+
 def test_the_second_stage_begins_where_the_first_ended(folder, staged):
     (folder / "grid.toml").write_text(GRID.replace("seeds = [0, 1]", FIRST))
     done = rayfed("run", "grid.toml", "--only", "two/avg/seed-0", "-s", "train.lr=0.05")

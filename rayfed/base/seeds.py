@@ -2,6 +2,10 @@
 
 The place is the round and the client, as far as the purpose has them; of an evaluation, the first
 image of a batch. They depend on nothing else, so they are the same on every actor and in every run.
+
+Two choices have seeds of their own in the job: the partition (with the skews and the images of the
+server), and the images held out for a test.
+The data are opened with seed 0, so that all seeds of a job have the same (`rounds/setup.py`).
 """
 
 from enum import IntEnum
@@ -19,6 +23,7 @@ class Purpose(IntEnum):
     # The server's hook `update`.
     UPDATE = 3
     MEASURE = 4
+    # The virtual clock: which clients can be asked, which of them answer, and how fast each is.
     AVAILABLE = 5
     ANSWER = 6
     SPEED = 7
@@ -29,6 +34,7 @@ class Purpose(IntEnum):
     # The server's hooks `init` and `tell`.
     INIT = 10
     TELL = 11
+    # The clients that never train.
     HELD_OUT = 12
     # The tuning of a client's own model, after the run.
     TUNE = 13

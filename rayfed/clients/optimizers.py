@@ -5,7 +5,7 @@ and two seconds in each process.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -37,8 +37,10 @@ def stepper(parameters: Weights, training: Training, round: int) -> Callable[[Te
     }
     if training.optimizer == "sgd":
         update = _sgd(training.momentum, options)
-    else:
+    elif training.optimizer == "adam" or training.optimizer == "adamw":
         update = _adam(training.optimizer, options)
+    else:
+        assert_never(training.optimizer)
 
     def step(loss: Tensor) -> None:
         for parameter in parameters.values():

@@ -3,8 +3,8 @@
 Each rule is a frozen dataclass with one method, `split`. A job file writes `{name = "dirichlet",
 alpha = 0.3, num_clients = 20, seed = 0}`. A rule's randomness comes from its own seed alone, so
 methods and training seeds can share one partition. Every rule deals every image to exactly one
-client, and always ends: it refuses an impossible request at once, or after a bounded number of
-tries.
+client (only a file of your own may leave images out). Every rule always ends: it refuses an
+impossible request at once, or after a bounded number of tries.
 
 Shapes: `n` images, `N` clients, `K` classes.
 

@@ -1,6 +1,7 @@
 """Checkpoints: all that a run needs to continue, complete or absent.
 
-This module says which files they have, and reads them. `checkpointer.py` writes them.
+This module says which files they have, and reads them. `checkpointer.py` writes them, `recorder.py`
+says when, and `places.py` where.
 
     round-00020.json                 the manifest: every file with its hash; written last
     round-00020.safetensors          the global weights, by name

@@ -1,4 +1,9 @@
-"""Write checkpoints. `checkpoint.py` says which files they have, and reads them."""
+"""Write checkpoints. `checkpoint.py` says which files they have, and reads them.
+
+The way of one: `Recorder.round` (recorder.py) calls `Checkpointer.save` here when one is due. Its
+folder is that of `checkpoints_of` (places.py): `<output.path>/<name>/checkpoints`, or
+`<output.checkpoints>/<name>`.
+"""
 
 from __future__ import annotations
 

@@ -85,9 +85,9 @@ class Cell:
 def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Cell]:
     """Return the runs that a job file stands for, seed by seed.
 
-    Without a `[grid]` it is a single run. `overrides` win over the settings. Overrides of the grid
-    itself (`grid.seeds`) change the grid. Raises `InputError` if the grid is not well formed. Each
-    run is checked later, by its `job()`.
+    Without a `[grid]` it is a single run. `overrides` win over the settings, but not over what
+    `grid.first` names. Overrides of the grid itself (`grid.seeds`) change the grid. Raises
+    `InputError` if the grid is not well formed. Each run is checked later, by its `job()`.
     """
     overrides = overrides or {}
     of_grid = {key: value for key, value in overrides.items() if key.split(".")[0] == "grid"}
@@ -129,10 +129,9 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     firsts = []
     for seed in seeds:
         name = f"{grid}/{FIRST}/{seed['name']}"
+        # What `grid.first` names is for this run alone: an override of all runs does not reach it.
         changes = first | {"seed": seed["seed"]}
-        firsts.append(
-            Cell(override(override(tables, changes), of_job) | {"name": name}, grid, method=FIRST)
-        )
+        firsts.append(Cell(override(base, changes) | {"name": name}, grid, method=FIRST))
     return firsts + [_after(cell, firsts) for cell in cells]
 
 

@@ -190,6 +190,7 @@ def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, floa
         yield f"dead{suffix}", metrics.dead(*preferences)
 
 
-# The measures that compare a client's model before its training with its model after it. The
-# measure `confusion` is not here, because it notes no numbers.
+# The measures that compare a client's model before its training with its model after it, by their
+# values of the key `measure`. `measured` (rounds/measuring.py) calls them, and notes each number as
+# `<measure>.<number>`. The measure `confusion` is not here, because it notes no numbers.
 MEASURES: dict[str, Measure] = {"local": local, "train": train, "drift": drift}

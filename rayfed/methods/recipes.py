@@ -1,5 +1,8 @@
 """Methods by the names of their papers: a line and a citation each.
 
+Each function here is a method, and each `Part` of this package is a part: there is no other list.
+`registry.py` finds both, and `part.py` says what a part can do.
+
 >>> from rayfed.methods import Proximal, ServerMomentum, compose
 >>> compose(fedlmd(), Proximal(mu=0.01), ServerMomentum(beta=0.9))  # doctest: +NORMALIZE_WHITESPACE
 (Average(by='samples'), ServerMomentum(beta=0.9, nesterov=False), CrossEntropy(weight=1.0,

@@ -3,6 +3,7 @@
 A line for each method shows the mean over its seeds, in a band around them.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,10 +32,17 @@ from rayfed.report.read import Group, Run
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
+# Letters of a line that fit beside a panel.
+LETTERS_BESIDE = 33
 # These numbers are fractions of 1, which are drawn in percent.
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")
 # The words for where the accuracy of a client's model is measured.
-LOCAL = {"accuracy": "", "in_local": " on own classes", "out_local": " on other classes"}
+LOCAL = {
+    "local.accuracy": "",
+    "local.in_local": " on own classes",
+    "local.out_local": " on other classes",
+    "train.accuracy": " on own training images",
+}
 # What stands between two numbers, and what is computed of them.
 PAIRS = {" - ": np.subtract, "/": np.divide}
 
@@ -133,7 +141,8 @@ def decorate(axes: np.ndarray, numbers: Sequence[Number], num_settings: int) -> 
     for panel in axes[-1]:
         panel.set_xlabel("round")
     for place, row in enumerate(axes):
-        row[0].set_ylabel(numbers[min(place, len(numbers) - 1)].unit)
+        unit = numbers[min(place, len(numbers) - 1)].unit
+        row[0].set_ylabel(textwrap.fill(unit, LETTERS_BESIDE))
 
 
 def layout(num_numbers: int, num_settings: int) -> tuple[int, int]:
@@ -173,6 +182,8 @@ def words_of(of: str) -> str:
     ('test accuracy (%)', 'train loss')
     >>> words_of("local.after.in_local")
     'accuracy on own classes after local training (%)'
+    >>> words_of("train.before.accuracy")
+    'accuracy on own training images before local training (%)'
     >>> words_of("test_accuracy - local.after.accuracy")
     'test accuracy less accuracy after local training (points)'
     """
@@ -183,16 +194,17 @@ def words_of(of: str) -> str:
     if of.startswith(("forgetting.", DOMAIN)):
         return in_words(of)
     measure, _, when = of.partition(".")
-    if measure == "local" and is_share(of):
-        time, _, where = when.partition(".")
-        return f"accuracy{LOCAL[where]} {time} local training (%)"
+    time, _, where = when.partition(".")
+    if f"{measure}.{where}" in LOCAL:
+        return f"accuracy{LOCAL[f'{measure}.{where}']} {time} local training (%)"
     words = of.replace("_", " ")
     return f"{words} (%)" if of in SHARES else words
 
 
 def is_share(of: str) -> bool:
     """Say whether a number is a fraction of 1 that is drawn in percent."""
-    return of in SHARES or (of.startswith("local.") and of.rpartition(".")[2] in LOCAL)
+    measure, _, when = of.partition(".")
+    return of in SHARES or f"{measure}.{when.partition('.')[2]}" in LOCAL
 
 
 def series(run: Run, of: str) -> Series:

@@ -178,7 +178,7 @@ def landscape(
         panel.set_zlim(low, high)
         panel.grid(False)
         # Without it, the label of the last panel would be cut off.
-        panel.set_box_aspect(None, zoom=0.85)
+        panel.set_box_aspect(None, zoom=0.78)
     return figure
 
 

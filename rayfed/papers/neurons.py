@@ -56,7 +56,10 @@ def neurons(
     columns = max(len(row.preferences) for row in rows)
     width = width or max(3.3, 1.75 * columns + 0.3)
     number = len(of_runs[0].seen[GLOBAL].labels)
-    caption = f"The class that neurons prefer on {number:,} test images, in {of_models(of_runs)}"
+    caption = (
+        f"The class that neurons prefer on {number:,} test images, in {of_models(of_runs)}; "
+        "white: no class"
+    )
     figure, axes = panels(caption, len(rows), columns, width / columns + 0.15, width=width)
     for line, row in zip(axes, rows, strict=True):
         draw_row(line, row)

@@ -89,9 +89,13 @@ def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
     groups = grouped(runs)
     if len(groups) > most:
         raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {most}")
+    titles = shorten(groups)
+    if len(titles) == 1 and len(titles[0]) > LONGEST_NAME:
+        # The last step of a name is its method. There is nothing that the others would tell apart.
+        titles = [titles[0].rpartition("/")[2]]
     names = []
-    for name, group in zip(shorten(groups), groups, strict=True):
-        names.append(group.runs[0].label or shortened(name))
+    for title, group in zip(titles, groups, strict=True):
+        names.append(group.runs[0].label or shortened(title))
     if len(set(names)) < len(names):
         # Shortened names may be equal. Their numbers follow the order of the runs.
         names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]

@@ -65,7 +65,8 @@ def sweep(runs: Sequence[Run], x: str = "", of: str = "last", width: float | Non
     axis = places_on_axis(values)
     place_of = {row.name: place for row, place in zip(settings, axis, strict=True)}
     seeds = span(len(row.runs) for row in settings)
-    caption = sentence(f"{words(of)} by {x}: n = {seeds} seeds per point")
+    seed_word = "seed" if seeds == "1" else "seeds"
+    caption = sentence(f"{words(of)} by {x}: {seeds} {seed_word} per point")
     width = width or 5.5
     figure, axes = panels(caption, 1, 1, 0.65 * width, width=width)
     labels = line_names(list(together.values()))

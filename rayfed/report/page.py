@@ -1,8 +1,9 @@
 """The page of a run, and the page that compares several runs.
 
-Each is a single file of HTML, made from `templates/`. `templates/page.js` draws its figures in the
-browser, with the libraries in `vendor/`, which a page holds compressed. A reader without scripts
-has a table for each figure.
+The observer `Page` (observers/page.py) writes that of a run at its end. Each is a single file of
+HTML, made from `templates/`. `templates/page.js` draws its figures in the browser, with the
+libraries in `vendor/`, which a page holds compressed. A reader without scripts has a table for each
+figure.
 """
 
 import base64

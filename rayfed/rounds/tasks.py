@@ -1,9 +1,10 @@
 """A round's work in tasks: how a cohort is cut into them, and how their sums are added up.
 
 The clients of a task are served by one worker, one after the other, which adds up their summands in
-that order. The engine adds up the tasks' sums in the order of the tasks. So neither the driver nor
-Ray's stores hold all updates of a cohort. Where a round's sums are large, workers add them in
-groups, and the engine adds the groups' sums.
+that order (`TaskSum`). The engine adds up the tasks' sums in the order of the tasks (`add_up`). The
+first part divides the sum by the weights (`Average.update` in `methods/server.py`). So neither the
+driver nor Ray's stores hold all updates of a cohort. Where a round's sums are large, workers add
+them in groups, and the engine adds the groups' sums.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from contextlib import contextmanager, suppress
 from rayfed.base.errors import BrokenContract, NotSummable, RunFailed, Unlike
 from rayfed.clients.settings import Training
 from rayfed.rounds.messages import ClientReply, Task, TaskGroup, TaskReply
-from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.sums import OrderedSum, checked
+from rayfed.tensors.trees import Layout, Tree
 from rayfed.tensors.wire import pack, unpack
 
 # Tasks per round, roughly: the sums of more would fill the driver's link (docs/scale.md).
@@ -90,6 +92,33 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[TaskGroup]:
         stop = len(tasks) * (number + 1) // count
         groups.append(list(tasks[start:stop]))
     return groups
+
+
+class TaskSum:
+    """The summands of a task's clients, checked, and added up in the order of the task."""
+
+    def __init__(self, where: str, task: Task) -> None:
+        self._where, self._task = where, task
+        self._total = OrderedSum()
+        self._layout: Layout = {}
+        # The summands of a single client stay as they are: a sum in float64 has twice the bytes.
+        self._only: Tree = None
+        self._bytes_up = 0
+
+    def add(self, client: int, summands: Tree, bytes_up: int) -> None:
+        """Add the summands of the next client. Raises `RunFailed` where that is not possible."""
+        with refusing(self._where, client, self._task[0]):
+            self._layout = checked(summands)
+            if len(self._task) > 1:
+                self._total.add(summands, self._layout)
+            else:
+                self._only = pack(summands)
+        self._bytes_up += bytes_up
+
+    def reply(self, clients: Sequence[ClientReply] = ()) -> TaskReply:
+        """Return the task's reply: the sum, and the rest of the clients' replies."""
+        summands = self._total.packed() if len(self._task) > 1 else self._only
+        return TaskReply(self._task[0], self._layout, self._bytes_up, summands, clients)
 
 
 def add_up(where: str, replies: Iterable[TaskReply]) -> TaskReply:

@@ -1,6 +1,9 @@
 """Let actors share a GPU.
 
-An actor's part of it is measured on the largest client, and its memory is capped.
+An actor's part of it is measured on the largest client, and its memory is capped. The way of the
+number: `ray.num_gpus` (`gpu_share` in job.py), or `measure_share` here for "auto", both called by
+`open_actors` (session.py); `spread` (placement.py) fits it to the nodes; Ray gets it with each
+actor (worker_group.py); the actor caps its memory with `memory_cap` (actors.py).
 """
 
 import logging

@@ -1,7 +1,8 @@
 """A pool of Ray actors behind `map`: who gets which items, for how long, and what is tried again.
 
-Items are handed out in their order, the largest first, and results are given in that order too. So
-a result waits only for those before it, and no process ever holds the results of a whole cohort.
+Items are handed out in their order (tasks have the largest first), and results are given in that
+order too. So a result waits only for those before it, and no process ever holds the results of a
+whole cohort.
 
 A worker has a single message in flight: others would fail with a dying worker, and wait behind
 long work. Where workers are few, a message has several items: each message costs a hundredth of a

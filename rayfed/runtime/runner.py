@@ -20,7 +20,7 @@ from rayfed.rounds.executor import Piece
 from rayfed.rounds.messages import Assignment, Broadcast, ClientReply, Task, TaskReply
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.setup import Setup
-from rayfed.rounds.tasks import name_client, refusing
+from rayfed.rounds.tasks import TaskSum, name_client
 from rayfed.runtime.hardware import (
     advising,
     keep_freed_memory,
@@ -29,10 +29,9 @@ from rayfed.runtime.hardware import (
     refuse_tf32,
 )
 from rayfed.runtime.repeat import bits_of, refuse_other_bits, refuse_other_numbers, users_own
-from rayfed.tensors.sums import OrderedSum, checked
-from rayfed.tensors.trees import Layout, Tree, num_bytes
+from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights, in_evaluation, with_weights
-from rayfed.tensors.wire import Packed, pack, unpack
+from rayfed.tensors.wire import Packed, unpack
 
 
 class Runner:
@@ -220,33 +219,6 @@ class Runner:
     def _fresh_context(self, broadcast: Broadcast) -> RoundContext:
         """Return a context, with a copy of the broadcast and a model, for one client alone."""
         return RoundContext(self.setup, broadcast.map(unpack), self._seen)
-
-
-class TaskSum:
-    """The summands of a task's clients, checked, and added up in the order of the task."""
-
-    def __init__(self, where: str, task: Task) -> None:
-        self._where, self._task = where, task
-        self._total = OrderedSum()
-        self._layout: Layout = {}
-        # The summands of a single client stay as they are: a sum in float64 has twice the bytes.
-        self._only: Tree = None
-        self._bytes_up = 0
-
-    def add(self, client: int, summands: Tree, bytes_up: int) -> None:
-        """Add the summands of the next client. Raises `RunFailed` where that is not possible."""
-        with refusing(self._where, client, self._task[0]):
-            self._layout = checked(summands)
-            if len(self._task) > 1:
-                self._total.add(summands, self._layout)
-            else:
-                self._only = pack(summands)
-        self._bytes_up += bytes_up
-
-    def reply(self, clients: Sequence[ClientReply] = ()) -> TaskReply:
-        """Return the task's reply: the sum, and the rest of the clients' replies."""
-        summands = self._total.packed() if len(self._task) > 1 else self._only
-        return TaskReply(self._task[0], self._layout, self._bytes_up, summands, clients)
 
 
 def unpack_in_place(packed: Packed) -> Tree:

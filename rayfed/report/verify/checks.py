@@ -20,9 +20,7 @@ from rayfed.base.errors import InputError, RunFailed, Torn
 from rayfed.base.isolation import alone
 from rayfed.base.storage import Folder
 from rayfed.experiment import job_of
-from rayfed.folder.checkpoint import BEST, ORIGIN
-from rayfed.folder.checkpoint import Checkpoint as Saved
-from rayfed.folder.checkpoint import read_checkpoint as read_saved
+from rayfed.folder.checkpoint import BEST, ORIGIN, Checkpoint, read_checkpoint
 from rayfed.folder.places import Folders, lineage_of
 from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
@@ -124,7 +122,7 @@ def _table_checks(
     setup: Setup,
     tables: dict[str, list[Row]],
     recorded: Numbers,
-    saved: Mapping[int, Saved],
+    saved: Mapping[int, Checkpoint],
     began: Facts,
     summary: Facts,
 ) -> Iterator[Check]:
@@ -180,12 +178,12 @@ def to_play(
 
 def _checkpoints(
     folder: Folder, began: Facts, summary: Facts
-) -> tuple[dict[int, Saved], list[str]]:
+) -> tuple[dict[int, Checkpoint], list[str]]:
     """Return the complete checkpoints by their round, and what is wrong with the others.
 
     What is wrong with the best weights is there as well.
     """
-    whole: dict[int, Saved] = {}
+    whole: dict[int, Checkpoint] = {}
     torn = []
     expected = {int(match[1]) for match in map(CHECKPOINT.fullmatch, folder.names()) if match}
     # A run that is done has a checkpoint of its last round.
@@ -195,7 +193,7 @@ def _checkpoints(
     expected |= set(began.get("checkpoints", ()))
     for number in sorted(expected):
         try:
-            whole[number] = read_saved(folder, number)
+            whole[number] = read_checkpoint(folder, number)
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
     # Only the last checkpoint has the hash of the final best weights. A record leaves these weights
@@ -213,7 +211,7 @@ def _checkpoints(
 
 
 def _foreign(
-    setup: Setup, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
+    setup: Setup, here: Facts, times: Sequence[Facts], saved: Mapping[int, Checkpoint]
 ) -> list[str]:
     """Say which hashes of what went in, and which jobs of checkpoints, are different here.
 
@@ -301,7 +299,7 @@ def _of_another_partition(folder: Path, setup: Setup, is_record: bool) -> list[s
     ]
 
 
-def _changed(setup: Setup, recorded: Numbers, saved: Saved) -> list[str]:
+def _changed(setup: Setup, recorded: Numbers, saved: Checkpoint) -> list[str]:
     """Say which numbers are not as a checkpoint has them, or are not in it."""
     tables = {}
     for name in RESULTS:
