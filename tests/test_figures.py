@@ -944,3 +944,14 @@ def test_a_single_run_of_a_long_name_is_called_by_its_last_step(runs):
     long = named(runs[0], "a-grid-of-a-long-name/cifar10-shards-2/fedavg/seed-0")
     assert list(apart([long])) == ["fedavg"]
     assert list(apart([named(runs[0], "grid/fedavg")])) == ["grid/fedavg"]
+
+
+def test_a_long_remark_above_a_figure_is_broken_into_lines(runs, tmp_path):
+    remark = "not as in the paper: " + ", ".join(
+        f"data.key-{number} = value" for number in range(9)
+    )
+    place = tmp_path / "figure.svg"
+    save(curves, place, runs, remark=remark)
+    written = re.sub(r"\s*<[^>]*>\s*", " ", place.read_text())
+    assert remark not in written
+    assert " ".join(remark.split()) in " ".join(written.split())

@@ -27,6 +27,8 @@ from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.found import find_runs
 from rayfed.folder.tables import read_table
+from rayfed.grid.cells import Cell
+from rayfed.job import override
 from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
 from rayfed.papers.ours import Theirs, without
@@ -993,3 +995,14 @@ def test_accuracy_is_two_numbers_and_the_name_of_its_column_is_the_last(run, mad
         for of in ("test_accuracy", "last")
     ]
     assert shown[0].exit_code == 0 and shown[0].stdout == shown[1].stdout
+
+
+def test_a_second_stage_in_another_folder_is_not_another_protocol(run):
+    paper = read_paper("fedcad/fig2")
+    cell = paper.cells["cifar10-dirichlet-0.5/fedcad"]
+    elsewhere = {"model.weights": "elsewhere/round-00010.safetensors"}
+    job = Cell(override(cell.tables, elsewhere)).job().table()
+    second = replace(run("fedcad-fig2/cifar10-dirichlet-0.5/fedcad/seed-0", 0, 0.5), job=job)
+    assert paper.unlike(second) == []
+    changed = {**job, "train": {**job["train"], "lr": 0.5}}
+    assert paper.unlike(replace(second, job=changed)) == ["train.lr is 0.01 in the grid, 0.5 here"]

@@ -3,6 +3,7 @@
 Runs stand side by side with shared axes, in looks that differ in grey as well.
 """
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ ABREAST = 4
 NARROWEST = 2.3
 # The average width of a letter in inches.
 GLYPH = 0.078
+# The same of the small letters of a remark.
+SMALL_GLYPH = 0.072
 # Inches of height that the name of a class takes.
 ROW = 0.2
 # The lower and the upper end of a band.
@@ -66,8 +69,9 @@ def save(
         warnings.filterwarnings("error", "constrained_layout not applied")
         figure = draw(*args, **kwargs)
         if remark:
-            figure.set_figheight(figure.get_figheight() + 0.3)
-            figure.suptitle(remark, x=0.01, ha="left", fontsize="small", color=WARNING)
+            lines = textwrap.wrap(remark, int(figure.get_figwidth() / SMALL_GLYPH))
+            figure.set_figheight(figure.get_figheight() + 0.1 + 0.2 * len(lines))
+            figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize="small", color=WARNING)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))

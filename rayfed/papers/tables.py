@@ -35,8 +35,13 @@ class Paper:
         The grid's job gets the seed of the run, as a partition may follow the seed.
         """
         cell = self.cells[plain(run.name)]
-        of_grid = Cell(cell.tables | {"seed": run.job["seed"]}).job().table()
-        return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
+        of_grid = protocol(Cell(cell.tables | {"seed": run.job["seed"]}).job().table())
+        of_run = protocol(run.job)
+        if cell.after:
+            # Both begin with the weights of the first run, whatever folder the runs are in.
+            for tables in (of_grid, of_run):
+                tables["model"] = {**tables["model"], "weights": ""}
+        return differences(of_grid, of_run, "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
         """Return the run of FedAvg in the same setting that is a pair with a run.

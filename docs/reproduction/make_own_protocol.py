@@ -1,0 +1,130 @@
+"""FedCAD and FedSSD in the protocols of their own papers: from runs to docs/reproduction.md.
+
+    python docs/reproduction/make_own_protocol.py runs/fedssd-table2
+    rayfed table runs/fedcad-fig2 --paper fedcad/fig2 -o fedcad-fig2.csv
+    python docs/reproduction/make_own_protocol.py fedcad-fig2.csv
+    python docs/reproduction/make_own_protocol.py
+
+The first adds the rounds of runs, also of those that have not ended. The next two add our numbers
+beside those of a figure. The last makes the page's tables alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from make_reproduction import (
+    LAST,
+    PAGE,
+    RECORDS,
+    ROOT,
+    Rows,
+    curve,
+    printed,
+    rounds_of,
+    table,
+    write,
+)
+
+from rayfed.folder.found import find_runs
+from rayfed.report.read import read_run
+from rayfed.report.words import spread, stat_text
+
+# For pages.py, in the folder above.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pages import from_shell, put, refuse_another_job
+
+PAPER = "fedssd/table2"
+JOB = ROOT / f"jobs/papers/{PAPER}.toml"
+FILE = RECORDS / "own-protocol.csv"
+FIGURE = RECORDS / "fedcad-fig2.csv"
+# The columns of the figure's numbers that are kept.
+KEPT = ("run", "metric", "ours", "paper")
+# Setting, method and seed -> the rows of its rounds.
+Runs = dict[tuple[str, str, str], Rows]
+
+
+def records(folder: Path) -> Rows:
+    """Return the rounds of all runs of the job in a folder."""
+    rows: Rows = []
+    for place in find_runs(folder):
+        refuse_another_job(place, JOB)
+        setting, method, seed = place.parts[-3:]
+        named = {"setting": setting, "method": method, "seed": seed}
+        rows += [{**named, **row} for row in rounds_of(read_run(place))]
+    return rows
+
+
+def by_run(rows: Rows) -> Runs:
+    """Return the rows of each run."""
+    runs: Runs = defaultdict(list)
+    for row in rows:
+        runs[row["setting"], row["method"], row["seed"]].append(row)
+    return dict(runs)
+
+
+def each_run(runs: Runs) -> str:
+    """Return a table with a line for each run."""
+    lines = []
+    for (setting, method, seed), rows in sorted(runs.items()):
+        accuracy = curve(rows, "test_accuracy")
+        lines.append(
+            [
+                setting.removeprefix("cifar10-"),
+                f"[{method}](methods/{method}.md)",
+                seed.removeprefix("seed-"),
+                str(len(accuracy)),
+                f"{accuracy.max():.1f} ({accuracy.argmax() + 1})",
+                f"{accuracy[-1]:.1f}",
+                stat_text(spread(accuracy[-LAST:].tolist()), 1),
+                printed(PAPER, method, "test_accuracy", "last", setting),
+            ]
+        )
+    head = ["split", "method", "seed", "rounds", "best (round)", "last"]
+    head += [f"mean of the last {LAST}", "last, FedSSD, Table 2 (100 rounds)"]
+    return table(head, lines)
+
+
+def of_figure(rows: Rows) -> str:
+    """Return a table of FedCAD's Fig. 2: the accuracy of each class, ours and the paper's."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        metric, _, label = row["metric"].removesuffix(" (%)").rpartition("_")
+        start = metric == "class_accuracy"
+        model = "the model it is sent" if start else f"{row['run'].split('/')[-1]}, its model"
+        ours = lines.setdefault(f"{model}, ours", [])
+        papers = lines.setdefault(f"{model}, paper", [])
+        assert int(label) == len(ours), "the classes come in their order"
+        ours.append(f"{float(row['ours']):.0f}")
+        papers.append(row["paper"])
+    head = ["class", *map(str, range(10))]
+    return table(head, [[name, *numbers] for name, numbers in lines.items()])
+
+
+def main(*places: str) -> None:
+    runs = by_run(read_rows(FILE))
+    figure = read_rows(FIGURE)
+    for place in places:
+        if place.endswith(".csv"):
+            figure = [{name: row[name] for name in KEPT} for row in read_rows(Path(place))]
+        else:
+            runs |= by_run(records(Path(place)))
+    if runs:
+        write([row for key in sorted(runs) for row in runs[key]], FILE)
+    write(figure, FIGURE)
+    tables = {"fedcad fig2": of_figure(figure)}
+    if runs:
+        tables["own protocol"] = each_run(runs)
+    PAGE.write_text(put(PAGE.read_text(), tables))
+
+
+def read_rows(file: Path) -> Rows:
+    """Return the rows of a file with a line of names; none if there is no such file."""
+    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+
+
+if __name__ == "__main__":
+    from_shell(main)
