@@ -47,6 +47,10 @@ LABELS_TEXT = (
     "labels of the nodes to work on, as Ray selects them: 'H100', '!H100', 'in(H100,H200)', "
     "'!in(H100)'"
 )
+MEMORY_TEXT = (
+    "gigabytes of a node's memory that Ray sets aside per actor; 0: none; auto: measured, and a "
+    "quarter more"
+)
 TRACK_TEXT = (
     "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 )
@@ -92,9 +96,7 @@ class RayOptions(Checked):
     num_gpus: Annotated[
         Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"
     ] = "auto"
-    memory: Annotated[
-        float, Ge(0), "gigabytes of a node's memory that Ray sets aside per actor; 0: none"
-    ] = 0.0
+    memory: Annotated[Auto | Annotated[float, Ge(0)], MEMORY_TEXT] = 0.0
     labels: Annotated[dict[str, str], LABELS_TEXT] = field(default_factory=dict)
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often lost work is run again, once it is alone"] = 3
@@ -151,8 +153,11 @@ class RayOptions(Checked):
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of memory per actor; 0 if none are asked for."""
-        return round(self.memory * 1e9)
+        """Return the bytes of memory per actor; 0 if none are asked for.
+
+        With "auto" it is 0, until it is measured.
+        """
+        return 0 if self.memory == "auto" else round(self.memory * 1e9)
 
     @property
     def gpu_share(self) -> float:

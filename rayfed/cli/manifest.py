@@ -1,7 +1,9 @@
 """The command `manifest`, which writes what Kubernetes needs to run a job."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import tomli_w
@@ -9,6 +11,30 @@ import tomli_w
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
 from rayfed.cli.options import job_argument, read_override, settings_option
+
+FRACTION = re.compile(r"[0-9]*[.][0-9]+")
+# What to give in place of a fraction, in words for a message.
+WHOLE_GPUS = (
+    "Kubernetes gives a pod whole GPUs: give --gpus 1, and a fraction to each actor: "
+    "-s ray.num_gpus={}"
+)
+WHOLE_CPUS = "give 1 or more"
+
+
+class Whole(click.IntRange):
+    """A whole number from `min` on; `advice` says what to give in place of a fraction."""
+
+    def __init__(self, min: int, advice: str) -> None:
+        super().__init__(min)
+        self._advice = advice
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        """Return the number. Raise click's error for a fraction, with the advice."""
+        if isinstance(value, str) and FRACTION.fullmatch(value):
+            self.fail(f"{value} is no whole number; {self._advice.format(value)}", param, context)
+        return super().convert(value, param, context)
 
 
 def refuse_other_file(path: Path) -> None:
@@ -29,13 +55,49 @@ def refuse_other_file(path: Path) -> None:
     "--workers", type=click.IntRange(1), default=1, show_default=True, help="Pods that train."
 )
 @click.option(
-    "--gpus", type=click.IntRange(0), default=1, show_default=True, help="GPUs of a worker's pod."
+    "--gpus",
+    type=Whole(0, WHOLE_GPUS),
+    default=1,
+    show_default=True,
+    help="GPUs of a worker's pod.",
 )
 @click.option(
-    "--cpus", type=click.IntRange(1), default=8, show_default=True, help="CPUs of a worker's pod."
+    "--cpus",
+    type=Whole(1, WHOLE_CPUS),
+    default=8,
+    show_default=True,
+    help="CPUs of a worker's pod.",
 )
 @click.option(
     "--memory", metavar="SIZE", default="32Gi", show_default=True, help="Memory of a worker's pod."
+)
+@click.option(
+    "--head-cpus",
+    type=Whole(1, WHOLE_CPUS),
+    default=2,
+    show_default=True,
+    help="CPUs of the head's pod, for the driver.",
+)
+@click.option(
+    "--head-memory",
+    metavar="SIZE",
+    default="8Gi",
+    show_default=True,
+    help="Memory of the head's pod.",
+)
+@click.option(
+    "--pull-secret",
+    "pull_secrets",
+    metavar="NAME",
+    multiple=True,
+    help="A secret with which the pods pull the image; may be given again.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="How often a failed job is tried again, from its last checkpoint.",
 )
 @click.option(
     "--claim",
@@ -59,7 +121,10 @@ def refuse_other_file(path: Path) -> None:
     help="Write the manifest to a file. If not given, it is printed.",
 )
 def manifest(
-    job: str, settings: tuple[str, ...], output: Path | None, **options: str | int
+    job: str,
+    settings: tuple[str, ...],
+    output: Path | None,
+    **options: str | int | tuple[str, ...],
 ) -> None:
     """Write a Kubernetes manifest that runs a job with KubeRay.
 

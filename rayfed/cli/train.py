@@ -147,7 +147,8 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
     )
     if recorded is None:
         return
-    if recorded == row.train_loss:
+    # The loss of a client that has diverged may be NaN, which equals nothing.
+    if recorded.hex() == row.train_loss.hex():
         print("the run recorded the same loss")
         return
     distance = abs(recorded - row.train_loss)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rayfed.clients.settings import Training
 from rayfed.folder.summary import best_of
+from rayfed.rounds.round import DIVERGED
 
 # The normal quantile of a two-sided 99.9 % interval. It is so wide because a false alarm is worse
 # than no alarm.
@@ -48,6 +49,11 @@ def no_better_than_a_guess(
             f"the last round is no better than a guess: {answer}; {was}; try a smaller train.lr "
             f"than {training.lr:g}, or more train.clients_per_round than "
             f"{training.clients_per_round}"
+        )
+    if any(dict(row.get("notes") or {}).get(DIVERGED) for row in rows):
+        return (
+            f"no round is better than a guess: {answer}; clients have diverged; try a smaller "
+            f"train.lr than {training.lr:g}"
         )
     remedies = [f"a larger train.lr than {training.lr:g}"]
     remedies.append(f"more train.num_rounds than {training.num_rounds}")

@@ -70,6 +70,9 @@ class Part(Checked):
     slot: ClassVar[str]
     # Whether the part's `update` changes the new weights.
     changes_average: ClassVar[bool] = False
+    # Whether a client whose training diverges counts as one that has not moved. Without such a
+    # part it ends the run.
+    skips_diverged: ClassVar[bool] = False
     # The number of samples of each class that the server keeps; this may be a field.
     auxiliary_per_class: ClassVar[int] = 0
 

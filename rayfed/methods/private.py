@@ -41,7 +41,7 @@ class PrivateAverage(Part):
     `w <- w + 1 / m (sum d_k min(1, clip / |d_k|) + clip noise N(0, 1))` over a round's `m` clients,
     with `d_k = w_k - w` on all parameters together. The sum is float64. The round notes
     `privacy.epsilon`, for two federations that differ in the data of one client, and
-    `privacy.clip`.
+    `privacy.clip`. A client whose training diverges counts with `d_k = 0`.
 
     The noise comes from a secret, which is not recorded, and from a nonce that is drawn for each
     run. The secret is the variable RAYFED_NOISE_SECRET or the file in `secret_file`. Without a
@@ -50,6 +50,9 @@ class PrivateAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
+    # To end the run would tell of the client's data, which no epsilon counts. An update of zero is
+    # within every bound.
+    skips_diverged: ClassVar[bool] = True
     clip: Annotated[float, Gt(0), "largest norm of a client's update; with quantile, the first"] = (
         1.0
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from rayfed.base.console import aligned, shown
@@ -236,7 +237,12 @@ def ray_text(job: Job) -> str:
         gpus = "its part of a GPU, if there are GPUs"
     else:
         gpus = f"{job.ray.gpu_share:g} GPU"
-    return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
+    memory = ""
+    if job.ray.memory == "auto":
+        memory = ", and the memory that is measured"
+    elif job.ray.memory:
+        memory = f", and {decimal(job.ray.memory_bytes)} of memory"
+    return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}{memory}"
 
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:

@@ -196,7 +196,8 @@ class RoundAgain:
         trained: ClientRow
         for trained, weights in replies:
             loss = recorded.get((self.round, trained.client), trained.train_loss)
-            if loss != trained.train_loss:
+            # The loss of a client that has diverged may be NaN, which equals nothing.
+            if loss.hex() != trained.train_loss.hex():
                 self.differing[trained.client] = trained.train_loss, loss
             yield trained.client, whole(self.run.setup.model, weights)
         if self.differing:

@@ -6,6 +6,7 @@ do it, and do it again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.base.errors import BrokenContract, Diverged
 from rayfed.base.isolation import in_tf32, isolated
@@ -26,7 +28,7 @@ from rayfed.measures.gradients import GRADIENTS, gradient_summand
 from rayfed.methods.checks import a_term, two_values
 from rayfed.methods.own_model import before_and_after
 from rayfed.methods.part import Part, Parts, defines, names_of_terms, parts_at
-from rayfed.methods.personal import local_names, recalled, remembered, shared
+from rayfed.methods.personal import Local, local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.methods.watch import call
@@ -35,7 +37,7 @@ from rayfed.rounds.by_epoch import ByEpoch
 from rayfed.rounds.evaluation import evaluating, see_own_data, see_sample
 from rayfed.rounds.gradients import measured_gradients
 from rayfed.rounds.messages import Broadcast, ClientReply
-from rayfed.rounds.round import ClientRow
+from rayfed.rounds.round import DIVERGED, ClientRow
 from rayfed.rounds.setup import Setup, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import (
@@ -205,7 +207,7 @@ def train(
 
     `memory` is by slot, as the client's last reply gave it. With `watch`, a part of the user's that
     writes to what it is given is refused. Raises `Diverged` with method, client, round and batch
-    when a loss is NaN or infinite.
+    when a loss is NaN or infinite, unless a part skips such clients.
 
     The reply may hold the context's model itself: use it before the next client is served.
     """
@@ -228,13 +230,23 @@ def train(
         watched = views if watch else None
         with in_tf32(setup.job.train.precision == "tf32"):
             losses, notes = descend(setup, model, view, parts, local, rng, watched, by_epoch)
-        refuse_diverged(losses, notes, where, parts)
-        mean_loss = float(np.mean(losses))
-        trained = state(in_evaluation(model))
-        refuse_changed(setup, model, where)
-        fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
-        summands, memories = report(parts, views, local, fit, watch=watch)
+        skipping = tuple(part for part in parts if part.skips_diverged)
+        try:
+            refuse_diverged(losses, notes, where, parts)
+            if skipping:
+                refuse_infinite(model, where)
+            refuse_changed(setup, model, where)
+            fit = fit_of(model, stay, losses)
+            summands, memories = report(parts, views, local, fit, watch=watch)
+        except Diverged:
+            if not skipping:
+                raise
+            # The client counts as one that has not moved, and its memory stays as it was.
+            fit = fit_of(context.model(view.weights), stay, [math.nan] * len(losses))
+            summands, _ = report(skipping, views, local, fit, watch=watch)
+            memories = {slot: tree for slot, tree in memory.items() if slot not in stay}
     bytes_up = bytes_sent(parts, summands)
+    trained = state(fit.model)
     new_memory = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
 
@@ -243,10 +255,12 @@ def train(
     before, after = (view.weights, memory), (trained, new_memory)
     of_client, confusion = context.measured(view, fit, own, parts, before, after)
     numbers = notes.means() | of_client | numbers
+    if skipping:
+        numbers[DIVERGED] = float(math.isnan(fit.loss))
     if by_epoch is not None:
         seconds -= by_epoch.seconds
         numbers |= by_epoch.numbers
-    row = ClientRow(client, view.num_examples, mean_loss, seconds, setup.node, numbers)
+    row = ClientRow(client, view.num_examples, fit.loss, seconds, setup.node, numbers)
     mean_square = float(np.mean(np.square(losses)))
     reply = summands | of_measures
     return ClientReply(row, reply, new_memory, confusion, mean_square, bytes_up)
@@ -292,6 +306,12 @@ def begin(parts: Parts, views: dict[str, ClientView], *, watch: bool) -> dict[st
     for part in parts:
         local[part.slot] = call(part, "begin", views[part.slot], watch=watch)
     return local
+
+
+def fit_of(model: nn.Module, stay: Local, losses: Sequence[float]) -> Fit:
+    """Return what the parts report of: the model in evaluation mode, and its mean loss."""
+    weights = shared(stay, state(in_evaluation(model)))
+    return Fit(model, weights, len(losses), float(np.mean(losses)))
 
 
 def report(
@@ -436,6 +456,20 @@ def refuse_diverged(losses: Sequence[float], notes: Notes, where: str, parts: Pa
             f"the loss became {loss} at {where}, batch {index + 1} of {len(losses)}, "
             f"in {' and '.join(terms)} of the method {describe(parts)}; try a smaller train.lr"
         )
+
+
+def refuse_infinite(model: nn.Module, where: str) -> None:
+    """Raise `Diverged` where a client has trained a parameter, or a statistic, to NaN or infinity.
+
+    A buffer that training leaves as it is may hold an infinity, such as a mask.
+    """
+    learnt: list[Tensor] = [*model.parameters()]
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            learnt += module.buffers()
+    # They are read together: each read would wait for the GPU.
+    if not bool(torch.stack([tensor.isfinite().all() for tensor in learnt]).all()):
+        raise Diverged(f"the model became NaN or infinite at {where}; try a smaller train.lr")
 
 
 def _isolated(

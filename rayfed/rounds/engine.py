@@ -47,7 +47,7 @@ from rayfed.rounds.executor import (
     pieces_of,
 )
 from rayfed.rounds.messages import Assignment, Broadcast, ClientReply, Task, TaskReply
-from rayfed.rounds.round import Memory, Round
+from rayfed.rounds.round import DIVERGED, Memory, Round
 from rayfed.rounds.setup import Setup, server_view
 from rayfed.rounds.tasks import add_up, cut_into_tasks, grouped
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
@@ -55,6 +55,9 @@ from rayfed.tensors.weights import Weights, parameters_of, state_of
 from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
+
+# A line of the log names so many clients that have diverged.
+DIVERGED_NAMED = 5
 
 
 def never() -> bool:
@@ -310,6 +313,7 @@ def finish_round(
         measured |= drift(setup, executor, number, previous.weights, weights)
 
     in_order = cohort_order(reply.clients, cohort.answered)
+    measured |= diverged(number, opening.parts, in_order)
     bytes_up = without_answers.bytes_up + opening.bytes_surveyed + reply.bytes_up
     bytes_up += bytes_reported(setup, in_order)
     confusions = {
@@ -333,6 +337,26 @@ def cohort_order(replies: Sequence[ClientReply], cohort: Sequence[int]) -> list[
     """Return the clients' replies in the order of the cohort: tasks have the largest first."""
     by_client = {reply.row.client: reply for reply in replies}
     return [by_client[client] for client in cohort if client in by_client]
+
+
+def diverged(number: int, parts: Parts, replies: Sequence[ClientReply]) -> dict[str, float]:
+    """Return how many clients have diverged, and log which; empty if no part skips them."""
+    if not any(part.skips_diverged for part in parts):
+        return {}
+    clients = [reply.row.client for reply in replies if reply.row.notes.get(DIVERGED)]
+    if clients:
+        named = ", ".join(map(str, clients[:DIVERGED_NAMED]))
+        more = ", ..." if len(clients) > DIVERGED_NAMED else ""
+        log.warning(
+            "round %d: %d of %d clients have diverged, and count as clients that have not moved: "
+            "%s%s; a smaller train.lr may help",
+            number,
+            len(clients),
+            len(replies),
+            named,
+            more,
+        )
+    return {DIVERGED: float(len(clients))}
 
 
 def memories_after(previous: Round, replies: Sequence[ClientReply]) -> dict[int, Memory]:

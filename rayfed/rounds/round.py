@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -20,6 +21,9 @@ from rayfed.tensors.weights import Weights
 Memory = Any
 # A kind of hardware, with its settings: two that are equal compute the same bits.
 HardwareKind = dict[str, str]
+# The note of a client whose training has diverged, and of a round with their number, if a part
+# skips them.
+DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class ClientRow:
 
     client: int
     num_examples: int
-    # The mean over the steps.
+    # The mean over the steps; NaN for a client that has diverged and is skipped.
     train_loss: float
     seconds: float
     node: str
@@ -119,10 +123,12 @@ class Round:
     def train_loss(self) -> float | None:
         """Return the clients' mean losses over their steps, weighted by images.
 
-        Return None for the initial model.
+        A client that has diverged is left out. Return None for the initial model, and if no client
+        is left.
         """
-        examples = sum(row.num_examples for row in self.clients)
-        losses = (row.train_loss * row.num_examples for row in self.clients)
+        rows = [row for row in self.clients if not math.isnan(row.train_loss)]
+        examples = sum(row.num_examples for row in rows)
+        losses = (row.train_loss * row.num_examples for row in rows)
         # From Python 3.12 on, `sum` would round otherwise.
         return reduce(add, losses, 0.0) / examples if examples else None
 

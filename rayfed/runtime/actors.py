@@ -17,7 +17,8 @@ from rayfed.base.errors import Restarted
 from rayfed.rounds.executor import Work
 from rayfed.rounds.round import HardwareKind
 from rayfed.rounds.tasks import at_client, name_client
-from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
+from rayfed.runtime.gpus import device_given, memory_cap
+from rayfed.runtime.rehearsal import Needs, needs_of
 from rayfed.runtime.remote import apart, received
 from rayfed.runtime.runner import Runner
 
@@ -82,14 +83,13 @@ class ClientActor:
         with sendable():
             return apart(work, work.run(self._runner, shared, items))
 
-    def measure_memory(self, setup: Sequence[ObjectRef]) -> int:
-        """Return the GPU memory in bytes that this process takes for the largest client.
+    def measure(self, setup: Sequence[ObjectRef]) -> Needs:
+        """Return the memory that this process takes for the largest client.
 
-        Return 0 on a pretended GPU. Raise `InputError` for a GPU that torch does not see.
+        Raise `InputError` for a GPU that torch does not see.
         """
-        # Only for its error: it refuses a GPU that torch does not see.
-        device_given()
-        return peak_bytes(ray.get(setup[0]))
+        device = device_given()
+        return needs_of(ray.get(setup[0]), device)
 
     @property
     def _runner(self) -> Runner:

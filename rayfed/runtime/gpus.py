@@ -1,34 +1,25 @@
 """Let actors share a GPU.
 
-An actor's part of it is measured on the largest client, and its memory is capped. The way of the
-number: `ray.num_gpus` (`gpu_share` in job.py), or `measure_share` here for "auto", both called by
-`open_actors` (session.py); `spread` (placement.py) fits it to the nodes; Ray gets it with each
-actor (worker_group.py); the actor caps its memory with `memory_cap` (actors.py).
+The way of an actor's part: `ray.num_gpus`, which `gpu_share` (job.py) rounds to whole GPUs or 1/k.
+For "auto", `open_actors` (session.py) calls `measured` (measuring.py) where whole GPUs are too few;
+that plays the largest client, and `share_as_measured` here makes a part of what it took. `spread`
+(placement.py) fits the part to the nodes, Ray gets it with each actor (worker_group.py), and the
+actor caps its memory by `memory_cap` here (actors.py).
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
-from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.filesize import decimal
 
-from rayfed.base.errors import ClientFailed, InputError, WorkersLost
+from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.rounds.engine import play, start
-from rayfed.rounds.round import Round
-from rayfed.rounds.setup import Setup
-from rayfed.runtime.causes import is_lost, refuse_input
-from rayfed.runtime.heartbeat import got
 from rayfed.runtime.placement import Resources
-from rayfed.runtime.this_process import ThisProcess
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +34,6 @@ NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 # keeps an H100 busy for a fifth of the time, with a larger model for longer. With NVIDIA's
 # Multi-Process Service they compute at once, and 48 are its limit.
 TAKING_TURNS, WITH_MPS = 4, 48
-# Seconds in which the largest client must be measured.
-MEASURE_LIMIT = 3600.0
 
 
 def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayOptions:
@@ -89,53 +78,6 @@ def memory_cap(gpu_share: float) -> float:
     return GPU_PART * gpu_share if gpu_share < 1 else 1.0
 
 
-def measure_share(
-    probe: Any, setup: ObjectRef, nodes: Mapping[str, Resources], patience: float
-) -> float:
-    """Return how many GPUs `ray.num_gpus = "auto"` means for an actor: 1, or a part of one.
-
-    `probe`, an actor on a whole GPU, trains the largest client, and is killed then. Raise
-    `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
-    does not fit on the smallest GPU or is not done after an hour, `ClientFailed` where it fails.
-    """
-    strategies = [
-        NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")
-    ]
-    try:
-        try:
-            awaited = "a whole GPU, to measure the largest client"
-            got([probe.where.remote()], patience, awaited, starting=True)
-        except GetTimeoutError:
-            raise WorkersLost(
-                f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was "
-                "free, to measure the largest client; try again when other jobs are done, or give "
-                "the part of a GPU that a client needs, such as ray.num_gpus = 0.25"
-            ) from None
-        questions = [probe.measure_memory.remote([setup])]
-        for strategy in strategies:
-            questions.append(_cards.options(scheduling_strategy=strategy).remote())
-        awaited = "the largest client, which is measured on a whole GPU"
-        needed, *cards = got(questions, MEASURE_LIMIT, awaited, starting=True)
-    except GetTimeoutError:
-        raise InputError(
-            "ray.num_gpus = 'auto': the largest client was not done on a GPU after "
-            f"{MEASURE_LIMIT:.0f} s; give each client's part of a GPU, such as ray.num_gpus = 0.25"
-        ) from None
-    except RayError as error:
-        refuse_input(error)
-        if is_lost(error):
-            raise
-        raise ClientFailed(
-            f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}"
-        ) from None
-    finally:
-        ray.kill(probe)
-    gpus: list[int] = []
-    for sizes, _ in cards:
-        gpus.extend(sizes)
-    return share_as_measured(needed, gpus, min(most for _, most in cards))
-
-
 def most_on_a_gpu() -> int:
     """Return how many actors `auto` puts on a GPU of this machine at most."""
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
@@ -175,38 +117,9 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
     return 1 / fit
 
 
-def peak_bytes(setup: Setup) -> int:
-    """Return the most GPU memory, in bytes, that a client takes; 0 without a GPU.
-
-    No other process may be on the GPU.
-    """
-    if not torch.cuda.is_available():
-        return 0
-    rehearse(setup)
-    free, total = torch.cuda.mem_get_info()
-    # CUDA itself takes some hundred MB per process.
-    cudas_own = total - free - torch.cuda.memory_reserved()
-    return torch.cuda.max_memory_reserved() + max(0, cudas_own)
-
-
-def rehearse(setup: Setup) -> Round:
-    """Play the first round, and twice the last round, by one client; return the last one played.
-
-    Both are played as a method may switch in between, and the last one twice as the client then
-    has a memory.
-    """
-    federation, workers = setup.federation, ThisProcess(setup, gpu=True)
-    largest = max(range(federation.num_clients), key=federation.num_examples)
-    played = start(setup, workers)
-    for number in (1, setup.job.train.num_rounds, setup.job.train.num_rounds):
-        before = replace(played, round=number - 1)
-        played = play(setup, before, workers, clients=[largest])
-    return played
-
-
 # Its process ends after one call, so that it leaves nothing on the GPUs.
 @ray.remote(num_cpus=0, max_calls=1)
-def _cards() -> tuple[list[int], int]:
+def cards_of_a_node() -> tuple[list[int], int]:
     """Return the memory of each GPU of a node, and how many actors a GPU has there at most."""
     sizes = []
     for number in range(torch.cuda.device_count()):

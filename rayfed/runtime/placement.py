@@ -1,4 +1,7 @@
-"""Count the actors that fit on the nodes of a cluster; and put actors and nodes into words."""
+"""Count the actors that fit on the nodes of a cluster; and put actors and nodes into words.
+
+`spread` fits an actor's part of a GPU to the nodes; gpus.py tells the whole way of that part.
+"""
 
 import logging
 import math
@@ -25,7 +28,7 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
     def fit_on(node: Resources) -> int:
         """Return the number of actors that fit on one node."""
         fit = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
-        # Before a Ray is started here, its memory is not known. Ray's own nodes always have it.
+        # A node whose memory is not known has enough.
         if options.memory_bytes and "memory" in node:
             fit = min(fit, int(node["memory"]) // options.memory_bytes)
         if options.gpu_share == 0:
@@ -85,13 +88,13 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
 
     Raise `InputError`, with the largest number that fits, for a larger request.
 
-    Until an actor's part of a GPU is measured, a number is refused only where not a single actor
-    fits.
+    Until an actor's part of a GPU or its memory is measured, a number is refused only where not a
+    single actor fits.
     """
     fit = capacity(options, nodes)
     if fit == 0:
         less = "ask for less with ray.num_cpus and ray.num_gpus"
-        if options.memory:
+        if options.memory_bytes:
             less += " or ray.memory"
         if capacity(replace(options, num_gpus=0), nodes):
             less = "leave ray.num_gpus out to use what is there, or ask for less"
@@ -101,7 +104,7 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
         )
     if options.actors == "auto":
         return min(fit, clients_per_round)
-    if options.actors > fit and options.num_gpus != "auto":
+    if options.actors > fit and "auto" not in (options.num_gpus, options.memory):
         raise InputError(
             f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}"
             f"{_memory_text(options, nodes)}, so at most {fit} fit; ask for fewer actors, or for "
@@ -151,7 +154,7 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
 def actor_text(options: RayOptions) -> str:
     """Return an actor's resources, and the labels of its node, in words."""
     resources = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
-    if options.memory:
+    if options.memory_bytes:
         resources += f" and {decimal(options.memory_bytes)} of memory"
     labels = ", ".join(f"{name} = '{value}'" for name, value in options.labels.items())
     return f"{resources}, on a node with the labels {labels}" if labels else resources
@@ -168,7 +171,7 @@ def nodes_text(nodes: Sequence[Resources]) -> str:
 def _memory_text(options: RayOptions, nodes: Sequence[Resources]) -> str:
     """Return the most memory of a node in words, if actors ask for memory."""
     most = max((node.get("memory", 0) for node in nodes), default=0)
-    if not options.memory or not most:
+    if not options.memory_bytes or not most:
         return ""
     return f", and a node has at most {decimal(round(most))} for actors"
 

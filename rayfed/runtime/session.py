@@ -31,11 +31,11 @@ from rayfed.runtime import OWNER, dashboard, internals, private, trust, versions
 from rayfed.runtime.causes import SAID, end_of_ray, may_pass, ray_may_fail
 from rayfed.runtime.environment import variables
 from rayfed.runtime.gauges import Gauges
-from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
+from rayfed.runtime.gpus import most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
+from rayfed.runtime.measuring import measured
 from rayfed.runtime.placement import (
     Resources,
-    capacity,
     num_actors,
     spread,
     warn_of_idle_gpus,
@@ -44,7 +44,7 @@ from rayfed.runtime.placement import (
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.proxies import without_proxy_here
 from rayfed.runtime.signals import ending_in_time, stopping
-from rayfed.runtime.worker_group import WorkerGroup, new_actor
+from rayfed.runtime.worker_group import WorkerGroup
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import state
 
@@ -160,13 +160,18 @@ def where_this_process_looks() -> list[str]:
 
 
 def machine() -> Resources:
-    """Return the resources that a Ray that is started here would have."""
+    """Return the resources that a Ray that is started here would have at most.
+
+    It keeps a part of the memory for its store and for the system.
+    """
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         # macOS does not tell which processors a process may use.
         count = os.cpu_count() or 1
-    return {"CPU": float(count), "GPU": float(torch.cuda.device_count())}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = torch.cuda.device_count()
+    return {"CPU": float(count), "GPU": float(gpus), "memory": float(memory)}
 
 
 @contextmanager
@@ -184,16 +189,10 @@ def open_actors(
     nodes = list(head.known().values())
     options = without_absent_gpus(given_options, nodes)
     most = cohort if given_options.actors == "auto" else given_options.actors
-    if options.num_gpus == "auto":
+    if "auto" in (options.num_gpus, options.memory):
         # This is only for its error: where not a single actor fits, nothing is measured.
         num_actors(options, nodes, cohort)
-        share, whole = 1.0, replace(options, num_gpus=1.0)
-        # If there are GPUs enough, each actor has one of its own, and nothing is measured.
-        if capacity(whole, nodes) < most:
-            with ray_may_fail():
-                probe = new_actor(whole, f"{name}/probe")
-                share = measure_share(probe, reference, head.known(), options.patience)
-        options = replace(options, num_gpus=share)
+        options = measured(options, name, reference, head.known(), most)
     if "auto" in (given_options.actors, given_options.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)

@@ -95,6 +95,11 @@ def in_slots(
     iteration is left early, they stop with a checkpoint. Raise `InputError` where a node does not
     see the folder of the results.
     """
+    if jobs[0].ray.memory == "auto":
+        log.warning(
+            "ray.memory = 'auto': runs at once are not measured, and no memory is set aside for "
+            "them; give a number of gigabytes, such as ray.memory = 4"
+        )
     with ray_may_fail(), closing(Slots(play, read, len(jobs), jobs[0].ray.labels)) as slots:
         waiting, heartbeat = deque(jobs), Heartbeat(starting=True)
         while waiting or slots.running:

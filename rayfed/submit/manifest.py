@@ -34,6 +34,7 @@ QUANTITY = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 UNITS = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # Ray gives the nodes these labels by itself.
 LABELS_OF_RAY = "ray.io/"
+ACCELERATOR = "ray.io/accelerator-type"
 # KubeRay copies the labels of workers to their pods. So these would change which policies and which
 # queue hold for the pods.
 LABELS_OF_KUBERNETES = re.compile(r"app|rayfed/.*|[a-z0-9.-]*(k8s|kubernetes)\.io/.*")
@@ -76,6 +77,13 @@ class Cluster:
     queue: str
     # The image that sends Ray's logs to KubeRay's history server; '': none.
     history: str = ""
+    # Of the head's pod.
+    head_cpus: int = 2
+    head_memory: str = "8Gi"
+    # The names of secrets with which the pods pull the image.
+    pull_secrets: Sequence[str] = ()
+    # How often a failed job is tried again.
+    retries: int = 2
 
     @property
     def memory_bytes(self) -> int:
@@ -85,16 +93,20 @@ class Cluster:
         return int(quantity[1]) * UNITS[quantity[2]]
 
     def __post_init__(self) -> None:
-        if not QUANTITY.fullmatch(self.memory):
-            raise InputError(
-                f"--memory '{self.memory}': write a whole number of Mi, Gi or Ti, such as 32Gi"
-            )
+        for option, size in {"--memory": self.memory, "--head-memory": self.head_memory}.items():
+            if not QUANTITY.fullmatch(size):
+                raise InputError(
+                    f"{option} '{size}': write a whole number of Mi, Gi or Ti, such as 32Gi"
+                )
         if not self.image:
             raise InputError(
                 "--image is missing: name the image that all pods run, which `make image` makes: "
                 "--image registry.example.com/rayfed:1"
             )
-        for option, value in {"--claim": self.claim, "--queue": self.queue or "none"}.items():
+        names = [("--claim", self.claim), ("--queue", self.queue or "none")]
+        for secret in self.pull_secrets:
+            names.append(("--pull-secret", secret))
+        for option, value in names:
             if not OBJECT_NAME.fullmatch(value):
                 raise InputError(
                     f"{option} '{value}': Kubernetes' names have small letters, digits, - and ."
@@ -118,6 +130,7 @@ def manifest(text: str, cells: Sequence[Cell], settings: Sequence[str], cluster:
         refuse_other_machine(job)
         refuse_more_than_a_pod(job, cluster)
     labels = labels_of_workers(jobs)
+    refuse_accelerator(jobs[0], cluster)
     name = name_of(cells[0].grid or jobs[0].name)
     documents = [config_map(name, text), ray_job(name, settings, cluster, labels)]
     texts = []
@@ -190,6 +203,19 @@ def refuse_more_than_a_pod(job: Job, cluster: Cluster) -> None:
         )
 
 
+def refuse_accelerator(job: Job, cluster: Cluster) -> None:
+    """Raise `InputError` if a job asks for a kind of GPU, and a worker's pod has none.
+
+    Ray gives this label to nodes with a GPU alone, so the actors would wait for ever.
+    """
+    wanted = job.ray.labels.get(ACCELERATOR, "!")
+    if not cluster.gpus and not wanted.startswith("!"):
+        raise InputError(
+            f"ray.labels: {ACCELERATOR} = '{wanted}': Ray gives this label to nodes with a GPU, "
+            "but a worker's pod has none (--gpus 0); give --gpus 1 or more, or leave the label out"
+        )
+
+
 def labels_of_workers(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the labels that the workers need so that the jobs' actors find a place.
 
@@ -253,13 +279,15 @@ def ray_job(
     for setting in [*settings, f"output.path={SHARED}/runs", "ray.address="]:
         command += ["-s", setting]
     job["spec"]["entrypoint"] = shlex.join(command)
+    job["spec"]["backoffLimit"] = cluster.retries
     submitter = job["spec"]["submitterPodTemplate"]["spec"]
-    submitter["containers"][0]["image"] = cluster.image
+    fill_image(submitter, cluster)
     ray = job["spec"]["rayClusterSpec"]
-    if cluster.queue:
-        # Kueue counts a cluster of a fixed size.
-        del ray["enableInTreeAutoscaling"], ray["autoscalerOptions"]
-    fill_pod(ray["headGroupSpec"]["template"]["spec"], name, cluster)
+    # The cluster has a fixed size, which Kueue counts. KubeRay itself replaces a lost pod.
+    del ray["enableInTreeAutoscaling"], ray["autoscalerOptions"]
+    head = ray["headGroupSpec"]["template"]["spec"]
+    fill_pod(head, name, cluster)
+    head["containers"][0]["resources"] = resources(cluster.head_cpus, cluster.head_memory, gpus=0)
     group = ray["workerGroupSpecs"][0]
     fill_workers(group, name, cluster)
     if labels:
@@ -275,19 +303,31 @@ def fill_workers(group: dict[str, Any], name: str, cluster: Cluster) -> None:
     group["groupName"] = "gpu" if cluster.gpus else "cpu"
     pod = group["template"]["spec"]
     fill_pod(pod, name, cluster)
-    resources = {"cpu": str(cluster.cpus), "memory": cluster.memory}
-    limits = {"memory": cluster.memory}
-    if cluster.gpus:
-        resources[GPU] = limits[GPU] = str(cluster.gpus)
-    else:
+    if not cluster.gpus:
         del pod["tolerations"]
-    pod["containers"][0]["resources"] = {"requests": resources, "limits": limits}
+    pod["containers"][0]["resources"] = resources(cluster.cpus, cluster.memory, cluster.gpus)
+
+
+def resources(cpus: int, memory: str, gpus: int) -> dict[str, dict[str, str]]:
+    """Return what a container asks for, and its limits: it may use CPUs that are idle."""
+    requests = {"cpu": str(cpus), "memory": memory}
+    limits = {"memory": memory}
+    if gpus:
+        requests[GPU] = limits[GPU] = str(gpus)
+    return {"requests": requests, "limits": limits}
+
+
+def fill_image(pod: dict[str, Any], cluster: Cluster) -> None:
+    """Give a pod the image, and the secrets with which it is pulled."""
+    pod["containers"][0]["image"] = cluster.image
+    if cluster.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret} for secret in cluster.pull_secrets]
 
 
 def fill_pod(pod: dict[str, Any], name: str, cluster: Cluster) -> None:
     """Give a pod of the cluster the image, the shared volume and the job file."""
+    fill_image(pod, cluster)
     container = pod["containers"][0]
-    container["image"] = cluster.image
     for volume in pod["volumes"]:
         volume["persistentVolumeClaim"]["claimName"] = cluster.claim
     pod["volumes"].append({"name": "job", "configMap": {"name": f"{name}-job"}})

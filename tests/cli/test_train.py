@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import Observer, experiment, resume, run
+from rayfed import Observer, experiment, read_job, resume, run
 from rayfed.cli.clients import numbers
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.measures import forgetting
-from rayfed.observers.display import Bar, bar_on, result_text
+from rayfed.observers.display import Bar, bar_on, ray_text, result_text
 from rayfed.rounds import engine
 from rayfed.rounds.round import ClientRow
 
@@ -32,6 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A run
 # ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"),
+    [(0, ""), (2.5, ", and 2.5 GB of memory"), ("auto", ", and the memory that is measured")],
+)
+def test_the_header_says_what_an_actor_has(memory, says):
+    job = read_job("quickstart", {"ray.actors": 3, "ray.num_gpus": 0.25, "ray.memory": memory})
+    expected = "started here; actors: 3, each with 1 CPU and 0.25 GPU" + says
+    assert ray_text(job) == expected
 
 
 def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder, rayfed):

@@ -229,6 +229,7 @@ def write_manifest(tmp_path, monkeypatch):
         [],
         ["--gpus", "0", "--cpus", "2", "--memory", "4Gi", "--workers", "3"],
         ["--queue", "team-a", "-s", "train.num_rounds=3", "--claim", "results"],
+        ["--head-cpus", "4", "--head-memory", "64Gi", "--pull-secret", "one", "--retries", "0"],
     ],
     ids=" ".join,
 )
@@ -276,14 +277,56 @@ def test_the_manifest_of_a_job_asks_for_what_it_is_told(write_manifest):
     assert "tolerations" not in pod
 
 
-def test_a_job_in_a_queue_is_suspended_and_its_cluster_does_not_grow(write_manifest):
+def test_the_head_has_what_it_is_told_and_does_not_train(write_manifest):
+    for options, cpus, memory in (
+        ([], "2", "8Gi"),
+        (["--head-cpus", "16", "--head-memory", "100Gi", "--gpus", "2"], "16", "100Gi"),
+    ):
+        _, job = write_manifest(*options)
+        head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+        (container,) = head["template"]["spec"]["containers"]
+        assert container["resources"] == {
+            "requests": {"cpu": cpus, "memory": memory},
+            "limits": {"memory": memory},
+        }
+        assert head["rayStartParams"]["num-cpus"] == head["rayStartParams"]["num-gpus"] == "0"
+
+
+def test_all_pods_pull_the_image_with_the_secrets(write_manifest):
+    _, job = write_manifest("--pull-secret", "one", "--pull-secret", "team.two")
+    ray = job["spec"]["rayClusterSpec"]
+    templates = [
+        job["spec"]["submitterPodTemplate"],
+        ray["headGroupSpec"]["template"],
+        *(group["template"] for group in ray["workerGroupSpecs"]),
+    ]
+    for template in templates:
+        assert template["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "team.two"}]
+    _, job = write_manifest()
+    assert "imagePullSecrets" not in yaml.dump(job)
+
+
+def test_a_cluster_of_a_fixed_size_has_no_autoscaler(write_manifest):
+    for options in ([], ["--queue", "team-a"], ["--workers", "5"]):
+        _, job = write_manifest(*options)
+        ray = job["spec"]["rayClusterSpec"]
+        (group,) = ray["workerGroupSpecs"]
+        assert group["minReplicas"] == group["maxReplicas"]
+        assert "enableInTreeAutoscaling" not in ray and "autoscalerOptions" not in ray
+
+
+def test_a_failed_job_is_tried_again_as_often_as_it_is_told(write_manifest):
+    assert write_manifest()[1]["spec"]["backoffLimit"] == 2
+    assert write_manifest("--retries", "0")[1]["spec"]["backoffLimit"] == 0
+
+
+def test_a_job_in_a_queue_is_suspended(write_manifest):
     _, job = write_manifest("--queue", "team-a")
     assert job["metadata"]["labels"] == {
         "app": "rayfed",
         "kueue.x-k8s.io/queue-name": "team-a",
     }
     assert job["spec"]["suspend"] is True
-    assert "enableInTreeAutoscaling" not in job["spec"]["rayClusterSpec"]
 
 
 def test_the_workers_have_the_labels_that_the_job_asks_for(write_manifest):
@@ -293,6 +336,9 @@ def test_the_workers_have_the_labels_that_the_job_asks_for(write_manifest):
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     # Ray tells the accelerator by itself, and a label that is absent is not "spot".
     assert group["labels"] == {"pool": "large"}
+    wanted = '{"ray.io/accelerator-type" = "!H100"}'
+    _, job = write_manifest("--gpus", "0", "-s", f"ray.labels={wanted}")
+    assert "labels" not in job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
     _, job = write_manifest()
     assert "labels" not in job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
 
@@ -310,6 +356,24 @@ def test_logs_go_to_the_history_server_if_it_has_an_image(write_manifest):
     ("options", "words"),
     [
         (["--memory", "32 GB"], "--memory '32 GB': write a whole number of Mi, Gi or Ti"),
+        (["--head-memory", "8G"], "--head-memory '8G': write a whole number of Mi, Gi or Ti"),
+        (["--pull-secret", "A"], "--pull-secret 'A': Kubernetes' names have small letters, digits"),
+        (
+            ["--gpus", "0.5"],
+            "Invalid value for '--gpus': 0.5 is no whole number; Kubernetes gives a pod whole GPUs: "
+            "give --gpus 1, and a fraction to each actor: -s ray.num_gpus=0.5\n",
+        ),
+        (["--gpus", "half"], "Invalid value for '--gpus': 'half' is not a valid integer"),
+        (["--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
+        *(
+            ([option, "1.5"], f"'{option}': 1.5 is no whole number; give 1 or more")
+            for option in ("--cpus", "--head-cpus")
+        ),
+        (
+            ["--gpus", "0", "-s", 'ray.labels={"ray.io/accelerator-type" = "H100"}'],
+            "ray.labels: ray.io/accelerator-type = 'H100': Ray gives this label to nodes with a "
+            "GPU, but a worker's pod has none (--gpus 0); give --gpus 1 or more, or leave",
+        ),
         (["--queue", "team a"], "--queue 'team a': Kubernetes' names have small letters, digits"),
         (["--claim", ""], "--claim '': Kubernetes' names have"),
         (["--claim", "Mine"], "--claim 'Mine': Kubernetes' names have"),

@@ -61,3 +61,11 @@ def test_what_it_proposes_is_not_what_the_job_has_already():
         assert "momentum" not in no_better_than_a_guess(rows(0.1, 0.1), 0.1, 1000, other)
     fallen = no_better_than_a_guess(rows(0.1, 0.8, 0.1), 0.1, 1000, TEN)
     assert "round 1 had 80.0%; try a smaller train.lr than 0.01" in fallen
+
+
+@pytest.mark.parametrize(("notes", "says"), [([("diverged", 2.0)], "smaller"), ([], "larger")])
+def test_where_clients_have_diverged_it_proposes_a_smaller_rate(notes, says):
+    first, last = rows(0.1, 0.1)
+    line = no_better_than_a_guess([first, {**last, "notes": notes}], 0.1, 1000, TEN)
+    assert f"try a {says} train.lr than 0.01" in line
+    assert ("clients have diverged" in line) == bool(notes)

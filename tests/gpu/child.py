@@ -10,7 +10,7 @@ import torch
 from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.setup import open_setup
-from rayfed.runtime.gpus import peak_bytes
+from rayfed.runtime.rehearsal import needs_of
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack
 
@@ -42,7 +42,7 @@ def train(table, cap=None):
 
 def peak(table):
     """The memory that the largest client takes."""
-    return peak_bytes(open_setup(read_job(table)))
+    return needs_of(open_setup(read_job(table)), torch.device("cuda:0")).gpu_memory
 
 
 def settings(table):

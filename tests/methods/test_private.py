@@ -1,24 +1,33 @@
 """The private average: what a client can change, the noise, epsilon, and what is refused."""
 
 import math
+import operator
 import tomllib
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from click.testing import CliRunner
 from extras import needs
 
+import rayfed
 from rayfed import methods as m
-from rayfed.base.errors import InputError
+from rayfed.base.errors import Diverged, InputError
+from rayfed.cli import main
 from rayfed.clients.participation import Participation
 from rayfed.methods import private
 from rayfed.methods.accountant import epsilon
 from rayfed.methods.leaks import refuse_leaks
 from rayfed.methods.noise import SecretNoise, SimulatedNoise
 from rayfed.methods.private import SECRET
+from rayfed.rounds.client_work import refuse_infinite
 from rayfed.rounds.engine import play, start
 from rayfed.runtime.this_process import ThisProcess
+from rayfed.tensors.trees import leaves
+from rayfed.tensors.wire import unpack
 
 pytestmark = needs("dp_accounting")
 SECRET_VALUE = "0123456789abcdef" * 4
@@ -250,6 +259,137 @@ def test_the_noises_on_updates_and_count_reveal_together_what_noise_says():
     updates, count = part._noise_on_updates(100), part._noise_on_count(100)
     assert updates**-2 + (2 * count) ** -2 == pytest.approx(1.5**-2)
     assert updates > 1.5
+
+
+class Way(Enum):
+    """What becomes of a client in training."""
+
+    STILL = auto()
+    # The loss is NaN from the first batch on.
+    LOSS = auto()
+    # The losses are finite, and the last step leads to an infinity.
+    WEIGHTS = auto()
+
+
+@dataclass(frozen=True)
+class Goes(m.Part):
+    """Replaces the loss; client 1 goes its way."""
+
+    slot: ClassVar[str] = "supervise"
+    way: Way
+
+    def begin(self, client):
+        return client
+
+    def loss(self, batch, client):
+        loss = batch.logits.square().mean()
+        if client.id != 1:
+            return loss
+        if self.way is Way.WEIGHTS:
+            # It is 0, and its gradient nearly the largest number that there is.
+            return 3e38 * (batch.flat - batch.flat.detach()).sum()
+        return loss * (0.0 if self.way is Way.STILL else math.nan)
+
+
+# Every client takes part, and one that does not move does not decay either.
+ALL = {"clients_per_round": 6, "local_steps": 2, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("way", [Way.LOSS, Way.WEIGHTS])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_client_that_diverges_counts_as_one_that_has_not_moved(play_rounds, caplog, way, noise):
+    """Bit for bit, over two rounds: the sum, its divisor, the noise and the clipping norm."""
+    average = m.PrivateAverage(noise=noise, quantile=0.5)
+    still, wrong = (
+        play_rounds(m.compose(average, Goes(how)), count=2, norm=False, **ALL)
+        for how in (Way.STILL, way)
+    )
+    for name, weights in still.weights.items():
+        assert weights.isfinite().all() and torch.equal(weights, wrong.weights[name])
+    assert (still.notes["diverged"], wrong.notes["diverged"]) == (0, 1)
+    assert still.notes["privacy.clip"] == wrong.notes["privacy.clip"]
+    rows = {row.client: row for row in wrong.clients}
+    assert {client: row.notes["diverged"] for client, row in rows.items()} == {
+        client: float(client == 1) for client in range(6)
+    }
+    assert math.isnan(rows[1].train_loss) and math.isfinite(wrong.train_loss)
+    assert (
+        "round 2: 1 of 6 clients have diverged, and count as clients that have not moved: 1; a "
+        "smaller train.lr may help"
+    ) in caplog.text
+
+
+def test_the_sum_with_a_client_that_diverges_is_that_of_the_others(make_setup):
+    """The divisor is that of all."""
+    method = m.compose(m.PrivateAverage(noise=0.0), Goes(Way.LOSS))
+    setup = make_setup(method, norm=False, **ALL)
+    executor = ThisProcess(setup)
+    first = start(setup, executor)
+    of_all = play(setup, first, executor)
+    of_others = play(setup, first, executor, clients=[0, 2, 3, 4, 5])
+    for name, before in first.weights.items():
+        moved = 6 * (of_all.weights[name] - before).double()
+        torch.testing.assert_close(
+            moved, 5 * (of_others.weights[name] - before).double(), rtol=1e-4, atol=1e-5
+        )
+        assert moved.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("part", "norm"), [(m.moon()[-1], False), (m.LocalNorm(), True)], ids=["moon", "fedbn"]
+)
+def test_what_a_client_keeps_is_as_it_was_before_it_diverged(make_setup, part, norm):
+    """In the first round nobody diverges."""
+    setup, other = (
+        make_setup(m.compose(m.PrivateAverage(), part, Goes(way)), norm=norm, **ALL)
+        for way in (Way.STILL, Way.LOSS)
+    )
+    executor = ThisProcess(setup)
+    first = play(setup, start(setup, executor), executor)
+    second = play(other, first, ThisProcess(other))
+    assert second.notes["diverged"] == 1
+    before, after = (executor.recall(played.memories[1]) for played in (first, second))
+    before, after = (dict(leaves(unpack(memory)["slots"])) for memory in (before, after))
+    assert before.keys() == after.keys()
+    for place, leaf in before.items():
+        same = torch.equal if isinstance(leaf, torch.Tensor) else operator.eq
+        assert same(leaf, after[place]), place
+
+
+def test_statistics_that_overflow_have_diverged_and_a_mask_has_not():
+    """A batch normalised by an infinite variance is 0, so the loss stays finite."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    refuse_infinite(model, "here")
+    model[1].running_var[0] = math.inf
+    with pytest.raises(Diverged, match=r"^the model became NaN or infinite at here; try a smaller"):
+        refuse_infinite(model, "here")
+
+
+def test_an_own_model_that_diverges_does_not_end_a_private_run(play_rounds):
+    method = m.compose(m.PrivateAverage(noise=0.0), m.ditto(lam=1e12)[-1])
+    played = play_rounds(method, count=2, norm=False, local_steps=20)
+    assert played.notes["diverged"] == len(played.clients) > 0
+    assert played.train_loss is None, "of no client"
+
+
+def test_a_private_run_in_which_all_diverge_ends_in_good_order(tmp_path, capsys):
+    """It is verified and replayed like any other, although its losses are NaN."""
+    method = [{"name": "private_average"}]
+    overrides = {"method": method, "model": "lenet", "ray.mode": "off", "train.num_rounds": 2}
+    overrides["measure"] = ["local", "train", "epochs", "drift", "gradients", "confusion"]
+    overrides |= {"train.lr": 1e30, "output.path": str(tmp_path), "train.clients_per_round": 2}
+    result = rayfed.run("quickstart", overrides)
+    notes = [dict(row["notes"]) for row in result.rounds.to_pylist()[1:]]
+    assert [note["diverged"] for note in notes] == [2, 2]
+    assert result.rounds["train_loss"].to_pylist() == [None] * 3
+    run = str(result.path)
+    for command in (["verify", run], ["table", run], ["report", run]):
+        ended = CliRunner().invoke(main, command)
+        assert ended.exit_code == 0, ended.output
+    client = result.clients["client"][0].as_py()
+    ended = CliRunner().invoke(main, ["replay", run, "--round", "1", "--client", str(client)])
+    assert "the run recorded the same loss" in ended.output
 
 
 ALLOWED = {

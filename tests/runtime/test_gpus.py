@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from rayfed.base.errors import ClientFailed, InputError
 from rayfed.base.isolation import HAS_PRECISIONS, isolated
 from rayfed.job import RayOptions
-from rayfed.methods import Part, compose, fedavg, scaffold, switch
+from rayfed.methods import Part, compose, fedavg
 from rayfed.rounds.executor import Evaluate
 from rayfed.runtime import hardware
 from rayfed.runtime.gpus import (
     GPU_PART,
     memory_cap,
     most_on_a_gpu,
-    peak_bytes,
-    rehearse,
     share_as_measured,
     without_absent_gpus,
 )
@@ -67,18 +65,6 @@ def test_more_actors_share_a_gpu_where_they_compute_at_once(monkeypatch, tmp_pat
 def test_an_actor_alone_on_a_gpu_may_fill_it():
     assert memory_cap(1) == memory_cap(2) == 1
     assert memory_cap(0.25) == pytest.approx(0.225)
-
-
-def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_setup):
-    setup = make_setup(switch(fedavg(), scaffold(), at=3), num_rounds=3)
-    last = rehearse(setup)
-    sizes = [
-        setup.federation.num_examples(client) for client in range(setup.federation.num_clients)
-    ]
-    assert last.round == 3
-    assert [row.num_examples for row in last.clients] == [max(sizes)]
-    assert len(last.memories) == 1, "scaffold is the method of the last round"
-    assert peak_bytes(setup) == 0, "there is no GPU to measure"
 
 
 @pytest.mark.parametrize(

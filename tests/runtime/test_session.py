@@ -22,7 +22,7 @@ from rayfed import experiment
 from rayfed.base.errors import InputError, RunFailed, WorkersLost
 from rayfed.job import Output, RayOptions
 from rayfed.methods import fedavg
-from rayfed.runtime import causes, executors, gpus, internals, private, session
+from rayfed.runtime import causes, executors, gpus, internals, measuring, private, session
 from rayfed.runtime.session import connected
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.toml"
@@ -317,7 +317,7 @@ def test_every_gpu_has_the_same_number_of_actors(
     """
     as_measured = partial(gpus.share_as_measured, 4 * 10**9, [9 * 10**9, 24 * 10**9])
     monkeypatch.setattr(
-        gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most)
+        measuring, "share_as_measured", lambda needed, sizes, most: as_measured(most=most)
     )
     setup = make_setup(fedavg(), num_rounds=1)
     pretended = {gpus.PRETENDED: "1", gpus.NOT_SET: "1" if measured else ""}
