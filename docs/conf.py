@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import html
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -41,6 +42,7 @@ include_patterns = [
     "docs/**",
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
     "jobs/papers/README.md",
     "cluster/README.md",
 ]
@@ -91,6 +93,22 @@ def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
         if pages:
             caption = f":caption: {heading}\n" if docname == root_doc else ""
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
+
+
+def parameters_of(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The page of a method also has the table that `rayfed methods NAME` prints."""
+    from rayfed.cli.describe import default_text
+    from rayfed.methods import RECIPES
+    from rayfed.methods.registry import parameters
+
+    name = docname.removeprefix("docs/methods/")
+    if name not in RECIPES or not parameters(name):
+        return
+    lines = ["## Parameters", "", "| parameter | default | what |", "|---|---|---|"]
+    for parameter, default, sense in parameters(name):
+        sense = sense.replace("|", r"\|")
+        lines.append(f"| `{parameter}` | `{default_text(default)}` | {sense} |")
+    source[0] = source[0].replace("\n## When\n", "\n".join(["", *lines, "", "## When", ""]))
 
 
 # Files of the repository that are no pages --------------------------------------------------------
@@ -277,7 +295,7 @@ class Keys(Directive):
     def section(self, name: str, rows: list[list[str]]) -> list[nodes.Node]:
         section = nodes.section(ids=[f"keys-{name.replace('.', '-') or 'top'}"])
         section += nodes.title(
-            "", "", nodes.literal("", f"[{name}]") if name else nodes.Text("Above all tables")
+            "", "", nodes.literal("", f"[{name}]") if name else nodes.Text("Top level")
         )
         table, group, head, body = nodes.table(), nodes.tgroup(cols=3), nodes.thead(), nodes.tbody()
         group += [*(nodes.colspec(colwidth=width) for width in (25, 15, 60)), head, body]
@@ -303,10 +321,12 @@ class Helped(Directive):
     """What `--help` says of each command."""
 
     def run(self) -> list[nodes.Node]:
-        from rayfed.cli import main
+        from rayfed.cli import SECTIONS
 
         sections = []
-        for name, command in sorted(main.commands.items()):
+        # As `rayfed --help` lists them, by what they are for.
+        for command in itertools.chain(*SECTIONS.values()):
+            name = command.name
             section = nodes.section(ids=[f"rayfed-{name}"])
             section += nodes.title("", "", nodes.literal("", f"rayfed {name}"))
             usage = command.get_help(
@@ -350,6 +370,7 @@ def setup(app: Sphinx) -> None:
     app.add_directive("commands", Helped)
     app.connect("builder-inited", lambda app: setattr(app.env, "rayfed_files", set()))
     app.connect("source-read", navigation_of)
+    app.connect("source-read", parameters_of)
     # Before links to files are taken for downloads.
     app.connect("doctree-read", link_files, priority=100)
     app.connect("doctree-read", pair_pictures, priority=100)

@@ -1,22 +1,45 @@
 """The functions of `import rayfed` that train: `run` and `resume`, with the usual observers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from rayfed import experiment
 from rayfed.base.errors import InputError
 from rayfed.experiment import RunOptions, Trained
 from rayfed.folder.tables import read_table
-from rayfed.job import Job, read_toml
+from rayfed.job import Job, key_meant, read_toml
 from rayfed.methods.part import Method
 from rayfed.observers.display import follow
 from rayfed.observers.usual import usual_observers
 from rayfed.report.result import Result
 from rayfed.rounds.observer import Observer
 
+P = ParamSpec("P")
 
+
+def _naming_overrides(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return the function, which tells where a setting goes that is given as an argument."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> Result:
+        for name, value in given.items():
+            if name not in known:
+                key = key_meant(name) or "KEY"
+                raise TypeError(
+                    f"{function.__name__}() got an unexpected keyword argument '{name}'; settings "
+                    f"go into the second argument: {{'{key}': {value!r}}}"
+                )
+        return function(*args, **given)
+
+    return checked
+
+
+@_naming_overrides
 def run(
     job: str | Path | Mapping[str, Any] | Job,
     overrides: Mapping[str, Any] | None = None,
@@ -55,6 +78,7 @@ def run(
         return _result(experiment.run(checked, everyone, options, resume=resume))
 
 
+@_naming_overrides
 def resume(
     run: str | Path,
     overrides: Mapping[str, Any] | None = None,

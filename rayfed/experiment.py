@@ -15,7 +15,7 @@ from rayfed.data.naming import number_of
 from rayfed.folder.checkpoint import Checkpoint, newest
 from rayfed.folder.found import near_run
 from rayfed.folder.log import logging_to_file
-from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
+from rayfed.folder.places import FORCE, Folders, folder_of, is_begun, refuse_other_paths
 from rayfed.folder.provenance import refuse_another_partition, refuse_edited
 from rayfed.folder.recorder import Recorder
 from rayfed.folder.tables import read_table, write_own
@@ -34,7 +34,6 @@ from rayfed.tensors.weights import Weights, whole
 
 # How many runs a message names.
 RUNS_NAMED = 10
-FORCE = "--force (in Python force=True)"
 
 log = logging.getLogger(__name__)
 

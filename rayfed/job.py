@@ -55,8 +55,8 @@ TRACK_TEXT = (
     "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 )
 MEASURE_TEXT = (
-    "local, train, epochs, drift, gradients: notes in clients.parquet and rounds.parquet; "
-    "confusion: confusions.parquet"
+    "what to measure: local, train or epochs (accuracy of clients' models), drift (of weights and "
+    "features), gradients, confusion (matrices of clients)"
 )
 # These keys do not change the results of the training.
 MEASURE = (
@@ -258,10 +258,11 @@ class Job(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not NAME.fullmatch(self.name):
+            fitting = re.sub(r"[^\w.+/-]+", "-", self.name, flags=re.ASCII).strip("-./_+")
+            meant = f", such as '{fitting}'" if NAME.fullmatch(fitting) else ""
             raise InputError(
-                f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits "
-                "and . _ + -, beginning with a letter or digit; / may divide it into parts of 200 "
-                "at most"
+                f"name = {self.name!r}: use letters, digits and . _ + -, without spaces{meant}; "
+                "begin with a letter or digit; / makes a folder of at most 200 letters"
             )
         _registry("check_method", self.method)
         for key in ("measure", "measure_layers", "measure_clients"):
@@ -358,6 +359,22 @@ class Job(Checked):
         return paths
 
 
+def key_meant(name: str) -> str:
+    """Return the key that a name without its table means; '' if there is none.
+
+    >>> key_meant("num_rounds"), key_meant("model"), key_meant("alpha"), key_meant("zzz")
+    ('train.num_rounds', 'model', 'data.partition.alpha', '')
+    """
+    known = set()
+    for key in keys(Job):
+        # A table of its name alone may be given as that name.
+        known |= {key.name, key.name.removesuffix(".name")}
+    for place in ("", "train.", "data.", "data.partition.", "ray."):
+        if place + name in known:
+            return place + name
+    return ""
+
+
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as a table of dotted keys.
 
@@ -409,15 +426,41 @@ def other_lineage(
     """Say what differs between the lineages of two jobs, as `differences` does.
 
     Two known sources differ by their names. A known source and a path may hold the same images:
-    their hash decides.
+    their hash decides. Methods differ by their names, if these differ.
 
     >>> other_lineage({"data": {"source": "mnist"}}, {"data": {}})
     []
+    >>> fedavg, fedntd = ({"method": name, "data": {}} for name in ("fedavg", "fedntd"))
+    >>> other_lineage(fedavg, fedntd)
+    ['method is fedavg there, fedntd here']
     """
-    lines = differences(there, here, words_there, words_here)
+    lines = differences(_with_line(there, here), _with_line(here, there), words_there, words_here)
     if "source" in there["data"] and "source" in here["data"]:
         return lines
     return [line for line in lines if not line.startswith("data.source is ")]
+
+
+def _with_line(lineage: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a lineage whose method is a line, as people know it.
+
+    It stays as it is where the line would be the same as that of the other lineage.
+    """
+    # To compare is faster than to read a method.
+    if lineage.get("method") == other.get("method"):
+        return lineage
+    line = _method_line(lineage)
+    if not line or _method_line(other) in ("", line):
+        return lineage
+    return {**lineage, "method": line}
+
+
+def _method_line(lineage: Mapping[str, Any]) -> str:
+    """Return the method of a lineage as a line; '' if none, or one that cannot be read here."""
+    try:
+        return _registry("describe", _read_method(lineage["method"]))
+    except (KeyError, InputError):
+        # A method made in Python may have no name that can be imported.
+        return ""
 
 
 def _same(value: Any, other: Any) -> bool:

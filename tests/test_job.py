@@ -291,6 +291,20 @@ def test_a_method_that_compose_has_not_made_is_refused(method):
         Job("x", method=method)
 
 
+def test_a_setting_that_is_given_as_an_argument_is_refused_with_where_settings_go():
+    says = r"^run.. got .* argument 'num_rounds'; .* second argument: {'train\.num_rounds': 3}$"
+    with pytest.raises(TypeError, match=says):
+        rayfed.run(QUICKSTART, num_rounds=3)
+    with pytest.raises(TypeError, match=r"^resume.. got .* argument 'lr'; .*{'train\.lr': 0\.1}$"):
+        rayfed.resume("runs/x", lr=0.1)
+
+
+def test_a_name_in_place_of_a_method_is_refused_with_where_names_go():
+    says = r"""'fedavg': not a .* its name in the overrides: run\(JOB, {"method": "fedavg"}\)$"""
+    with pytest.raises(InputError, match=says):
+        rayfed.run(QUICKSTART, method="fedavg")
+
+
 def test_the_method_of_a_job_can_be_overridden_and_is_given_once(tmp_path):
     """A job keeps a method made in Python, but for one that the overrides name."""
     few = {

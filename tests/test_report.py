@@ -370,10 +370,12 @@ def test_hardware_and_resumes_are_said_in_words(copy):
     written = json.loads((copy / "environment.json").read_text())
     written |= {
         "hardware": [{"device": "cpu", "maker": "A"}],
+        "contents": {"the test set": "10 of 3x2", "its labels": "checksum 1a"},
         "resumed": [{"after_round": 2, **written}, {"after_round": 3}],
     }
     (copy / "environment.json").write_text(json.dumps(written))
     rows = Page(run_page(read_run(copy))).rows
+    assert ["contents", "the test set: 10 of 3x2; its labels: checksum 1a"] in rows
     assert ["hardware", "cpu A"] in rows and ["resumed after round", "2, 3"] in rows
 
 

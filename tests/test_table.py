@@ -982,6 +982,21 @@ def test_what_runs_differ_in_is_listed_within_groups_and_between_them(run):
     assert [key for key, _, _ in differences(grouped([first, other]))] == ["hash of the data"] * 2
 
 
+def test_accuracy_is_two_numbers_and_the_name_of_its_column_is_the_last(run, made):
+    one = run("x/one", 0, 0.5, 0.4)
+    says = (
+        "no number 'accuracy'; did you mean 'last'. .*\n"
+        "'last' is the accuracy after the last round, 'best' that of the best round$"
+    )
+    with pytest.raises(InputError, match=says):
+        rows([one], "accuracy")
+    shown = [
+        CliRunner().invoke(main, ["table", str(made.folder), "--of", of])
+        for of in ("test_accuracy", "last")
+    ]
+    assert shown[0].exit_code == 0 and shown[0].stdout == shown[1].stdout
+
+
 def test_a_second_stage_in_another_folder_is_not_another_protocol(run):
     paper = read_paper("fedcad/fig2")
     cell = paper.cells["cifar10-dirichlet-0.5/fedcad"]

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import os
 import re
 import traceback
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,8 @@ CONTROL = re.compile(
 PACKAGE = Path(__file__).parents[1]
 # Of a traceback, perhaps of this package.
 FRAME = re.compile(r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*')
+# How Python says what an option says, in a message for both.
+IN_PYTHON = re.compile(r" \(in Python [^()]*\)")
 # Of terminals.
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -210,7 +213,20 @@ def explained(error: Exception) -> str:
         text = "\n".join([without_ours(str(error)), *getattr(error, "__notes__", [])])
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
-    return cut(masked(f"error: {text}"))
+    return cut(masked(f"error: {for_commands(text)}"))
+
+
+def for_commands(text: str) -> str:
+    """Return a message for somebody who types commands.
+
+    It is without what to write in Python, and paths in the current folder begin there.
+
+    >>> for_commands(f"'{os.getcwd()}/runs/x': give --force (in Python force=True)")
+    "'runs/x': give --force"
+    """
+    here = re.escape(os.path.join(os.getcwd(), ""))
+    # A path after `=` may be of a variable, whose program may work in another folder.
+    return re.sub(rf"(?<![^\s'\"(]){here}(?=[\w.])", "", IN_PYTHON.sub("", text))
 
 
 def without_ours(text: str) -> str:

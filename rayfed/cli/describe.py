@@ -52,7 +52,7 @@ def summary(name: str) -> tuple[str, str]:
 
 
 def describe(name: str) -> None:
-    """Print the paper and the parameters of a method or a part.
+    """Print the paper and the parameters of a method or a part, and how to set it.
 
     It may be the user's `package.module:Name`.
     """
@@ -61,6 +61,7 @@ def describe(name: str) -> None:
     paper = document(name)
     if paper:
         print(paper, end="\n\n")
+    print(f'to use it: -s method={name}, or in a job file: method = "{name}"\n')
     rows = []
     for parameter, default, meaning in parameters(name):
         rows.append((parameter, default_text(default), meaning))
@@ -86,8 +87,8 @@ def default_text(value: Any) -> str:
 def keys(prefix: str) -> None:
     """List the keys of a job file, with defaults and meaning.
 
-    With a PREFIX, it lists only the keys that begin with it. Every key can be set from the command
-    line: -s KEY=VALUE.
+    With a PREFIX, it lists only the keys that begin with it, or else the keys in whose meaning the
+    word stands. Every key can be set from the command line: -s KEY=VALUE.
 
     \b
     Examples:
@@ -95,6 +96,7 @@ def keys(prefix: str) -> None:
       rayfed keys ray
       rayfed keys data.partition
       rayfed keys grid
+      rayfed keys "learning rate"
     """
     from rayfed.base import values
     from rayfed.grid.cells import Grid
@@ -103,14 +105,16 @@ def keys(prefix: str) -> None:
     # The partitions that have a key with this default and meaning.
     rules: dict[tuple[str, str, str], list[str]] = {}
     known = list(values.keys(Job)) + list(values.keys(Grid, "grid"))
-    for key in known:
-        if key.name.startswith(prefix):
-            row = key.name, default_text(key.default), key.sentence
-            rules.setdefault(row, []).extend([key.kind] if key.kind else [])
-    if not rules:
-        near = values.nearest_key(prefix, known)
+    chosen = [key for key in known if key.name.startswith(prefix)]
+    near = "" if chosen else values.nearest_key(prefix, known)
+    if not chosen and not near:
+        chosen = [key for key in known if prefix.lower() in key.sentence.lower()]
+    if not chosen:
         rather = f"; did you mean '{near}'?" if near else ";"
         raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
+    for key in chosen:
+        row = key.name, default_text(key.default), key.sentence
+        rules.setdefault(row, []).extend([key.kind] if key.kind else [])
     rows = []
     for (name, default, meaning), kinds in rules.items():
         rows.append((name, default, f"{', '.join(kinds)}: {meaning}" if kinds else meaning))

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from rayfed.base.errors import STOPPED, explained, harmless, refuse_secrets
+from rayfed.base.errors import STOPPED, explained, for_commands, harmless, refuse_secrets
 from rayfed.cli.usage import in_our_words, unknown_command
 
 
@@ -33,7 +33,7 @@ def failures() -> Iterator[None]:
         raise
     except KeyboardInterrupt as error:
         notes = getattr(error, "__notes__", [])
-        raise Failure("; ".join(["stopped", *notes]), STOPPED) from None
+        raise Failure(for_commands("; ".join(["stopped", *notes])), STOPPED) from None
     except Exception as error:
         raise Failure(explained(error), getattr(error, "exit_code", 1)) from None
 

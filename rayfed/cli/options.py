@@ -137,8 +137,8 @@ other_bits_option = click.option(
     "--other-bits",
     is_flag=True,
     help=(
-        "Allow hardware of several kinds, and another partition or code of yours than before: the "
-        "bits will differ."
+        "Continue on other hardware, or with changed code or partition. The results will differ "
+        "from an undisturbed run's."
     ),
 )
 

@@ -45,12 +45,15 @@ def run(
 ) -> None:
     """Train the federation of a job file.
 
-    A job with a [grid] is many runs. As many run at once as there is room for, with a line for
-    each. Finished runs are skipped, a run that was begun continues, and a failed run does not end
-    the others. A table comes last.
+    JOB is a TOML file, or `quickstart`. -s KEY=VALUE changes any setting; `rayfed keys` lists them.
+
+    A job with a [grid] is many runs. Several run at a time, with a line for each, and a table comes
+    last. If a run fails, the others continue. Repeat the command to continue the grid: finished
+    runs are skipped.
 
     \b
     Examples:
+      rayfed run quickstart -s method=fedavg -s name=first
       rayfed run jobs/quickstart.toml --force
       rayfed run jobs/papers/fedntd/table1.toml --list
       rayfed run jobs/papers/fedntd/table1.toml --only 'cifar10-*/fedntd/*'

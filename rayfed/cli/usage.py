@@ -52,18 +52,16 @@ def _message(error: click.UsageError) -> str:
         return f"give a job file, or the example: rayfed {command} quickstart"
     extra = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message)
     if extra and "=" in extra[1]:
-        return f"'{extra[1]}': write each setting as -s KEY=VALUE"
+        words = extra[1].split()
+        # A value with spaces is several words here.
+        settings = " ".join(f"-s {word}" for word in words) if all("=" in w for w in words) else ""
+        return f"'{extra[1]}': write {settings or 'each setting as -s KEY=VALUE'}"
     return ""
 
 
 def _of_option(option: str) -> str:
     """Return how to set the key of a job that was given as an option; '' if there is none."""
-    from rayfed.base.values import keys
-    from rayfed.job import Job
+    from rayfed.job import key_meant
 
-    name = option.lstrip("-").replace("-", "_")
-    known = {key.name for key in keys(Job)}
-    for key in (name, f"train.{name}", f"data.{name}", f"data.partition.{name}", f"ray.{name}"):
-        if key in known:
-            return f"no option {option}; a key of the job is set by -s {key}=VALUE"
-    return ""
+    key = key_meant(option.lstrip("-").replace("-", "_"))
+    return f"no option {option}; write -s {key}=VALUE" if key else ""

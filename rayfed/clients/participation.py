@@ -53,7 +53,10 @@ class Participation(Checked):
         int, Ge(0), "clients, drawn by the seed, that never train: for `rayfed clients`"
     ] = 0
     oversample: Annotated[
-        float, Ge(1), Le(1000), "clients chosen, over train.clients_per_round; the first count"
+        float,
+        Ge(1),
+        Le(1000),
+        "how many times train.clients_per_round are chosen; the first to answer count",
     ] = 1.0
     sampling: Annotated[Rule, SAMPLING, SAMPLING_TEXT] = field(default_factory=Uniform)
 

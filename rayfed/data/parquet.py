@@ -5,7 +5,9 @@ large types) are read as the usual form of the type.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -235,11 +237,32 @@ def _readable(path: str, fs: pafs.FileSystem) -> Iterator[None]:
         kind = "" if start is None else what_it_is(start)
         if kind:
             raise InputError(f"{path}: cannot be read as a Parquet file; it is {kind}") from None
+        if path.lower().endswith(".csv"):
+            raise InputError(f"{path}: it is a CSV file; {_conversion(path)}") from None
         advice = "" if path.lower().endswith(PARQUET) else f"; {CONVERT}"
         if start and start.startswith(b"PAR1"):
             advice = CUT
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: cannot be read as a Parquet file ({reason}){advice}") from None
+
+
+def _conversion(path: str) -> str:
+    """Return the command that makes a Parquet file from a CSV file, in the current folder.
+
+    >>> print(_conversion("/data/people.csv"))
+    rayfed reads Parquet. Convert it once:
+      python -c "import pyarrow.csv as c, pyarrow.parquet as p; \
+p.write_table(c.read_csv('/data/people.csv'), 'people.parquet')"
+    """
+    if re.search(r"['\"\\\\$`]", path):
+        # A shell or Python would read it in another way.
+        return CONVERT
+    made = f"{PurePosixPath(path).stem}.parquet"
+    return (
+        "rayfed reads Parquet. Convert it once:\n"
+        '  python -c "import pyarrow.csv as c, pyarrow.parquet as p; '
+        f"p.write_table(c.read_csv('{path}'), '{made}')\""
+    )
 
 
 def _first_bytes(fs: pafs.FileSystem, path: str) -> bytes | None:

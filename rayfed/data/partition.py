@@ -304,7 +304,8 @@ class Dirichlet(_Drawn):
 
     cap: Annotated[bool, "stop giving images to a client that has its equal share (n / N)"] = True
     sizes: Annotated[
-        Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"
+        Literal["drawn", "equal"],
+        "images per client: drawn, or equal, where each client draws its class proportions",
     ] = "drawn"
 
     def _owners_and_sizes(

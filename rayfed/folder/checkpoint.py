@@ -206,7 +206,9 @@ class Checkpoint:
         if differing:
             raise InputError(
                 f"the checkpoint of round {self.round} in '{self.folder.place}' "
-                f"belongs to another job: {'; '.join(differing)}"
+                f"belongs to another job: {'; '.join(differing)}\n"
+                "a run that was begun cannot change this; begin a new run: "
+                "rayfed run JOB.toml -s name=NEW"
             )
 
     def _other_data(self, setup: Setup) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ FILES = (
 OWN = TABLES + FOLDERS + FILES
 # A run that ends before it has its job.toml leaves these.
 BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}
-OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
+FORCE = "--force (in Python force=True)"
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +81,8 @@ class Folders:
         place = self.checkpoints.place
         if not force and place != str(self.path / "checkpoints") and self.checkpoints.names():
             raise InputError(
-                f"'{place}' holds checkpoints of a run of this name; {OTHERWISE}, "
-                f"or resume the run (in Python resume=True): {resume or f'rayfed resume {place}'}"
+                f"'{place}' holds checkpoints of a run of this name; "
+                f"{choices(resume or f'rayfed resume {shlex.quote(place)}')}"
             )
         if not self.path.exists():
             return
@@ -95,8 +96,8 @@ class Folders:
             )
         if not force:
             raise InputError(
-                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run (in "
-                f"Python resume=True): {resume or f'rayfed resume {self.path}'}"
+                f"'{self.path}' holds the results of a run; "
+                f"{choices(resume or f'rayfed resume {shlex.quote(str(self.path))}')}"
             )
 
     def clear(self) -> None:
@@ -106,6 +107,22 @@ class Folders:
                 shutil.rmtree(self.path / name)
             else:
                 (self.path / name).unlink(missing_ok=True)
+
+
+def choices(resume: str = "") -> str:
+    """Return what the user may do about results that exist, a line for each way.
+
+    `resume` is the command that continues them, if that may be done.
+
+    >>> print(choices())
+    choose one:
+      keep them, and give the job another name: -s name=NEW
+      replace them: --force (in Python force=True)
+    """
+    ways = ["keep them, and give the job another name: -s name=NEW", f"replace them: {FORCE}"]
+    if resume:
+        ways.append(f"continue the run: {resume} (in Python resume=True)")
+    return "\n  ".join(["choose one:", *ways])
 
 
 def folder_of(job: Job) -> Path:
@@ -196,7 +213,7 @@ def is_begun(job: Job) -> bool:
     if differing:
         raise InputError(
             f"'{path}' holds the results of another job of this name ({'; '.join(differing)}); "
-            f"{OTHERWISE}"
+            f"{choices()}"
         )
     return True
 
@@ -208,7 +225,7 @@ def refuse_other_paths(job: Job) -> None:
         raise InputError(
             f"'{folder_of(job)}' holds the results of a job of this name with other files "
             f"({'; '.join(differing)}), and no checkpoint, which could tell whether they hold the "
-            f"same; {OTHERWISE}"
+            f"same; {choices()}"
         )
 
 

@@ -5,6 +5,7 @@ Every part and recipe is here by its name; `registry.py` finds the parts in this
 
 from typing import TYPE_CHECKING, Any
 
+from rayfed.base.errors import spelled
 from rayfed.methods.composition import compose as compose
 from rayfed.methods.part import Method as Method, Part as Part, Parts as Parts, switch as switch
 from rayfed.methods.recipes import *  # noqa: F403
@@ -22,3 +23,15 @@ if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Tell type checkers that there are more names: they cannot see the parts."""
+else:
+
+    def __getattr__(name):
+        """Raise an error, which names the method that was meant."""
+        meant = spelled(name, RECIPES)
+        if meant in RECIPES:
+            # Python would replace the text of an AttributeError.
+            raise ImportError(
+                f"no name '{name}' in rayfed.methods; methods are functions in small letters: "
+                f"{meant}"
+            )
+        raise AttributeError(f"module 'rayfed.methods' has no attribute '{name}'")

@@ -36,8 +36,8 @@ class LocalNorm(Part):
     def check(self, model: nn.Module, training: Training) -> None:
         if not self.local_names(model):
             raise InputError(
-                "local_norm: the model has no BatchNorm layer that trains, so nothing would stay "
-                "at the clients"
+                "local_norm (the part of fedbn): the model has no BatchNorm layer that trains, so "
+                "nothing would stay at the clients; choose a model with one: -s model=resnet8"
             )
 
     def local_names(self, model: nn.Module) -> Collection[str]:

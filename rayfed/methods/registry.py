@@ -8,6 +8,7 @@ method that changes in time is a list of `{until = 50, method = ...}` whose last
 import dataclasses
 import importlib
 import inspect
+import json
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,18 +82,19 @@ def _refuse_two_methods(names: list[str], groups: list[Any]) -> None:
     methods, own_parts = [], []
     for name, group in zip(names, groups, strict=True):
         if isinstance(group, tuple) and _has_average(group):
-            methods.append(f"'{name}'")
+            methods.append(name)
             own_parts.append([part for part in group if part not in DEFAULTS])
     if len(methods) > 1:
         message = (
-            f"method: {' and '.join(methods)} are whole methods, and a run has one; to compare "
-            f"them, give a grid: grid.method = [{', '.join(methods)}]; to combine them, keep one "
-            "and add the other's own part"
+            f"method: a run has one method, and {' and '.join(map(repr, methods))} are complete "
+            "methods\n"
+            f"to compare them, give a grid: -s 'grid.method={json.dumps(methods)}'\n"
+            "to combine them, keep one and add the other's own part"
         )
         # A second average would not fit.
         if own_parts[1] and not _has_average(own_parts[1]):
-            added = [f"'{name_of(type(part))}'" for part in own_parts[1]]
-            message += f": method = [{', '.join([methods[0], *added])}]"
+            added = [name_of(type(part)) for part in own_parts[1]]
+            message += f": -s 'method={json.dumps([methods[0], *added])}'"
         raise InputError(message)
 
 
@@ -118,6 +120,11 @@ class Typed(tuple[Part, ...]):
 
 def check_method(method: Any) -> None:
     """Raise `InputError` unless `compose`, a recipe or `switch` made the method."""
+    if isinstance(method, str):
+        raise InputError(
+            f"method = '{method}': not a method; make one with compose(...), fedntd() and the "
+            f'like, or give its name in the overrides: run(JOB, {{"method": "{method}"}})'
+        )
     for parts in in_turn(method):
         if not isinstance(parts, tuple) or not _has_average(parts):
             raise InputError(

@@ -5,6 +5,7 @@ On a terminal it is a bar, on standard error. Elsewhere it is a line per round, 
 
 import logging
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -261,7 +262,15 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
     report = path / "report.html"
     rows.append(("report", shown(report)) if report.is_file() else ("results", shown(path)))
+    if _is_alone(path):
+        table = f"rayfed table {shlex.quote(shown(path))} runs/OTHER"
+        rows.append(("next", f"compare it with another run: {table}"))
     return aligned(rows)
+
+
+def _is_alone(path: Path) -> bool:
+    """Say whether no other run lies next to a run: it is probably the user's first."""
+    return [file.parent for file in path.parent.glob("*/job.toml")] == [path]
 
 
 def round_line(round: Round, num_rounds: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,13 @@ from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
 
 # What other programs call our kinds.
-MEANT = {"accuracy": "curves", "loss": "curves", "tsne": "t-sne", "embedding": "t-sne"}
+MEANT = {
+    "accuracy": "curves",
+    "test_accuracy": "curves",
+    "loss": "curves --of test_loss",
+    "tsne": "t-sne",
+    "embedding": "t-sne",
+}
 
 
 @click.command()
@@ -111,10 +118,15 @@ def figure(
         print(aligned(rows))
         return
     if kind not in KINDS:
-        raise InputError(
+        meant = MEANT.get(kind, "")
+        message = (
             "rayfed figure KIND RUN...: there is no kind of figure "
-            f"'{kind}'{did_you_mean(kind, KINDS, MEANT.get(kind, ''))}"
+            f"'{kind}'{did_you_mean(kind, KINDS, meant.partition(' ')[0])}"
         )
+        if meant:
+            given_runs = shlex.join(map(str, runs)) or "RUN"
+            message += f"\nto draw {kind}, type: rayfed figure {meant} {given_runs}"
+        raise InputError(message)
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")

@@ -210,6 +210,8 @@ def _environment(run: Run) -> list[tuple[str, Any]]:
     if "hardware" in items:
         kinds = [" ".join(map(str, kind.values())) for kind in items["hardware"]]
         items["hardware"] = listed(kinds)
+    if "contents" in items:
+        items["contents"] = "; ".join(f"{key}: {value}" for key, value in items["contents"].items())
     if "resumed" in items:
         times = items.pop("resumed")
         items["resumed after round"] = listed(time["after_round"] for time in times)

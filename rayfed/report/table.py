@@ -199,7 +199,12 @@ def lacking(run: Run, figure: str) -> InputError:
         known = {*HEADS, *KEYS} | figures(run).keys()
         near = "last" if figure in ("accuracy", "test_accuracy") else ""
         meant = did_you_mean(figure, known, near)
-        return InputError(f"'{run.folder}' has no number '{figure}'{meant}")
+        message = f"'{run.folder}' has no number '{figure}'{meant}"
+        if near:
+            message += (
+                "\n'last' is the accuracy after the last round, 'best' that of the best round"
+            )
+        return InputError(message)
     if figure == "personalised":
         return unmeasured(run, "local", "personalised accuracy")
     if figure == "forgetting":

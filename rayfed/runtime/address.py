@@ -16,6 +16,7 @@ from rayfed.runtime.tokens import keep_private
 USUAL = "http://127.0.0.1:8265"
 # The variables that name a cluster. Ray prefers them to any argument.
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+ELSEWHERE = "if the cluster is elsewhere, give --address http://HOST:8265"
 # Seconds in which a cluster must answer.
 ANSWER_LIMIT = 10.0
 
@@ -101,6 +102,8 @@ def _no_ray(address: str, named_by: str, reason: str) -> InputError:
     variable = f", which {named_by} names," if named_by.startswith("RAY") else ""
     kind_of_error = InputError if named_by else NoRay
     return kind_of_error(
-        f"no Ray answers at {address}{variable} ({reason}); start a Ray here with "
-        f"`{private.RECIPE}`, or name another by its dashboard, such as --address http://HOST:8265"
+        f"no Ray cluster answers at {address}{variable} ({reason})\n"
+        "to train on this machine, use rayfed run: it needs no cluster\n"
+        f"{ELSEWHERE}\n"
+        f"{private.LINES}"
     )

@@ -93,10 +93,14 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
     """
     fit = capacity(options, nodes)
     if fit == 0:
+        less = "ask for less with ray.num_cpus and ray.num_gpus"
+        if options.memory_bytes:
+            less += " or ray.memory"
+        if capacity(replace(options, num_gpus=0), nodes):
+            less = "leave ray.num_gpus out to use what is there, or ask for less"
         raise InputError(
             f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}"
-            f"{_memory_text(options, nodes)}; ask for less with ray.num_cpus and ray.num_gpus"
-            f"{' or ray.memory' if options.memory_bytes else ''}"
+            f"{_memory_text(options, nodes)}; {less}"
         )
     if options.actors == "auto":
         return min(fit, clients_per_round)

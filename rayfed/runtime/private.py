@@ -32,6 +32,8 @@ STEPS = (
     "ray start --head --disable-usage-stats",
 )
 RECIPE = "; ".join(STEPS)
+# The same in a message that has a line for each command.
+LINES = "\n  ".join(["to start a Ray that stays, type:", *STEPS])
 # The most bytes in the path of the folder of our Rays. A socket's path is longer by 68 at most, and
 # may have 107.
 LONGEST = 39

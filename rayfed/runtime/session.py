@@ -389,10 +389,9 @@ def _joined(address: str, named: str) -> Iterator[None]:
             context = ray.init(address=address, job_config=config, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         versions.refuse_as_told(named, error)
-        raise InputError(
-            f"{named}: no Ray answers there ({first_line(error)}); start one with "
-            f"`{private.RECIPE}`, or {trust.without(named)} to have one started here"
-        ) from None
+        # What follows the first sentence names Ray's own options.
+        reason = first_line(error).partition(". ")[0]
+        raise InputError(trust.no_ray(named, reason)) from None
     try:
         # A job runs in its Ray, as the user who submitted it chose.
         if SUBMITTED not in os.environ:

@@ -14,7 +14,7 @@ from ray.exceptions import AuthenticationError
 from rayfed.base.errors import InputError, first_line, refuse_secrets
 from rayfed.runtime import internals
 from rayfed.runtime.environment import variables
-from rayfed.runtime.private import RECIPE
+from rayfed.runtime.private import LINES
 from rayfed.runtime.tokens import ADVICE, MODE, for_a_new_ray, keep_private
 from rayfed.runtime.versions import refuse_others
 
@@ -60,13 +60,32 @@ def joining(address: str, named: str) -> None:
         )
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
-            f"{named}: no Ray answers there ({error.details()}); start one with `{RECIPE}`, or "
-            f"{without(named)} to have one started here; if it has TLS, set RAY_USE_TLS and "
-            "RAY_TLS_... as there"
+            f"{no_ray(named, str(error.details()))}\n"
+            "if the cluster has TLS, set RAY_USE_TLS and RAY_TLS_... as there"
         )
     their_versions = None if "://" in address else internals.versions_at(address, ASK_LIMIT)
     if their_versions:
         refuse_others(named, *their_versions)
+
+
+def no_ray(named: str, reason: str) -> str:
+    """Return the message where no Ray answers at an address, and what to do.
+
+    >>> print(no_ray("ray.address = 'x:1'", "UNKNOWN: ipv4:x:1: Connection refused"))
+    ... # doctest: +ELLIPSIS
+    ray.address = 'x:1': no Ray answers there (connection refused)
+    to run without it, leave the address out: rayfed then starts a Ray of its own
+    to start a Ray that stays, type:
+    ...
+    """
+    # gRPC repeats the address before it.
+    if reason.endswith("Connection refused"):
+        reason = "connection refused"
+    return (
+        f"{named}: no Ray answers there ({reason})\n"
+        f"to run without it, {without(named)}: rayfed then starts a Ray of its own\n"
+        f"{LINES}"
+    )
 
 
 def without(named: str) -> str:

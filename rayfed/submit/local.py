@@ -18,6 +18,7 @@ import psutil
 from rayfed.base.errors import InputError, NoRay, nearest
 from rayfed.folder.lock import LOCK, is_locked
 from rayfed.folder.summary import status_of
+from rayfed.runtime.address import ELSEWHERE
 
 HOLDER = re.compile(r"process (\d+) on (.+)")
 # The seconds between two looks at a run.
@@ -149,8 +150,11 @@ def unknown_run(name: str, root: Path, error: InputError) -> InputError:
     meant = f" (did you mean '{near}'?)" if near else ""
     # This error says that no Ray answers, and the user has named no cluster.
     if isinstance(error, NoRay):
-        return InputError(f"'{name}': no run of this name in {root}{meant}, and {error}")
-    return InputError(f"{error}; nor is there a run of this name in {root}{meant}")
+        return InputError(
+            f"'{name}': no run of this name in {root}{meant}, and no Ray cluster answers on this "
+            f"machine\n`rayfed status` lists the runs of this folder\n{ELSEWHERE}"
+        )
+    return InputError(f"'{name}': no run of this name in {root}{meant}; {error}")
 
 
 def _has_open(number: int, file: Path) -> bool:

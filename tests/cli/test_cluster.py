@@ -42,11 +42,11 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NO_RAY}")
     ended = rayfed("logs", "tiny")
     assert (
-        f"error: no Ray answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, ("
+        f"no Ray cluster answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, ("
         in ended.stderr
     )
     ended = rayfed("logs", "tiny", "--address", "http://127.0.0.1:3")
-    assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, (
+    assert "no Ray cluster answers at http://127.0.0.1:3 (" in ended.stderr, (
         "an option wins over a variable"
     )
 
@@ -97,8 +97,8 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     nowhere = rayfed("status", "papers/c")
     assert nowhere.exit_code == 2
     assert (
-        "'papers/c': no run of this name in runs (did you mean 'papers/b'?), and no Ray"
-        in nowhere.stderr
+        "'papers/c': no run of this name in runs (did you mean 'papers/b'?), and no Ray cluster "
+        "answers on this machine\n`rayfed status` lists the runs of this folder\n" in nowhere.stderr
     )
 
 

@@ -142,6 +142,8 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         ("train.l", ["train.local_epochs", "train.local_steps", "train.lr", "train.lr_decay"]),
         # Not those that end so, such as model.name.
         ("name", ["name"]),
+        # No key begins so: keys in whose meaning it stands.
+        ("Learning rate", ["train.lr", "train.lr_decay", "train.schedule.name"]),
     ],
 )
 def test_keys_with_a_beginning_lists_the_keys_that_begin_so(rayfed, beginning, keys):
@@ -175,7 +177,8 @@ def test_methods_describes_a_method_and_a_users_part(folder, rayfed):
     shown = rayfed("methods", "mine:Mine")
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
-    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split() == [
+    assert lines[4] == 'to use it: -s method=mine:Mine, or in a job file: method = "mine:Mine"'
+    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[7].split() == [
         "mu",
         "0.5",
         "how",

@@ -64,9 +64,9 @@ def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder
         "accuracy",
     ]
     assert "round 1/4  not evaluated  loss " in (folder / "runs/tiny/log.txt").read_text()
-    assert [line.split()[0] for line in lines[-4:]] == ["best", "last", "note", "results"]
-    assert lines[-1].endswith("runs/tiny") and lines[-3].endswith("in round 4")
-    assert "no round is better than a guess" in lines[-2], "its images are noise"
+    assert [line.split()[0] for line in lines[-5:]] == ["best", "last", "note", "results", "next"]
+    assert lines[-2].endswith("runs/tiny") and lines[-4].endswith("in round 4")
+    assert "no round is better than a guess" in lines[-3], "its images are noise"
     assert "\r" not in result.output and result.stderr == ""
 
 
@@ -131,7 +131,7 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(
         " --other-bits"
     )
-    assert f"rounds up to 1 are recorded in {folder}/runs/tiny" in result.stderr
+    assert "rounds up to 1 are recorded in runs/tiny" in result.stderr
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
 
@@ -172,10 +172,9 @@ def test_ctrl_c_ends_the_run_with_code_130_and_says_what_is_recorded(folder, ray
     (folder / "my_stop.py").write_text(BROKEN.format(error="KeyboardInterrupt"))
     result = rayfed("run", "job.toml", "-s", "method=my_stop:Broken")
     assert result.exit_code == 130
-    path = f"{folder}/runs/tiny"
     assert result.stderr == (
-        f"stopped; rounds up to 1 are recorded in {path}; to continue after round 1: rayfed resume "
-        f"{path}\n"
+        "stopped; rounds up to 1 are recorded in runs/tiny; to continue after round 1: rayfed "
+        "resume runs/tiny\n"
     )
     assert json.loads((folder / "runs/tiny/summary.json").read_text())["status"] == "stopped"
 
@@ -485,6 +484,19 @@ def test_a_negative_forgetting_of_the_best_or_the_last_round_is_explained(best, 
     assert ("a negative forgetting" in said) == (min(best, last) < 0)
 
 
+def test_the_end_of_the_first_run_says_how_to_compare_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"test_accuracy": 0.5, "round": 1, "forgetting": None}
+    said = []
+    for name in ("first", "second"):
+        path = tmp_path / "runs" / name
+        path.mkdir(parents=True)
+        (path / "job.toml").touch()
+        said.append(result_text(path, {"best": row, "last": row}).splitlines()[-1])
+    first = "next     compare it with another run: rayfed table runs/first runs/OTHER"
+    assert said == [first, "results  runs/second"]
+
+
 @pytest.mark.parametrize(
     ("recorded", "said"),
     [
@@ -519,7 +531,7 @@ def test_a_replay_opens_the_debugger_only_if_asked_and_only_where_the_client_fai
     ended = rayfed("run", "job.toml", "-s", "method=my_broken:Broken")
     _, _, words = ended.stderr.splitlines()[-1].partition(": rayfed ")
     replay = words.split()
-    assert replay[:4] == ["replay", f"{folder}/runs/tiny", "--round", "2"]
+    assert replay[:4] == ["replay", "runs/tiny", "--round", "2"]
     opened = []
     monkeypatch.setattr("pdb.post_mortem", opened.append)
     assert rayfed(*replay).exit_code == 1
@@ -538,7 +550,7 @@ def test_a_run_is_found_by_its_name_in_runs_and_by_its_path(folder, rayfed):
         assert by_name.exit_code == 0, by_name.output
         assert by_name.stdout == by_path.stdout
     resumed = rayfed("resume", "tiny", "-s", "train.num_rounds=3")
-    assert resumed.stdout.splitlines()[-1].split() == ["report", "runs/tiny/report.html"]
+    assert resumed.stdout.splitlines()[-2].split() == ["report", "runs/tiny/report.html"]
     figure = rayfed("figure", "curves", "tiny", "-o", "curves.svg")
     assert figure.exit_code == 0, figure.output
     (folder / "tiny").mkdir()

@@ -348,7 +348,7 @@ def test_another_jobs_checkpoint_is_refused_with_the_differences(make_setup, pla
     save(tmp_path, play(setup), setup, 1)
     saved = newest(Folder(str(tmp_path)))
     saved.refuse_another(make_setup(fedavg(), num_rounds=99, ray=RayOptions(mode="off")))
-    differences = r"seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
+    differences = r"seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here\n"
     with pytest.raises(InputError, match=f"belongs to another job: {differences}"):
         saved.refuse_another(make_setup(fedavg(), seed=1, lr=0.5))
     with pytest.raises(

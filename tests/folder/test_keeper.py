@@ -254,7 +254,9 @@ def test_force_replaces_a_run_and_no_other_files(setup):
     (path / "two").mkdir()
     (path / "two" / "job.toml").write_text("another run")
     before = contents(path)
-    with pytest.raises(InputError, match="holds the results of a run; give --force"):
+    with pytest.raises(
+        InputError, match=r"holds the results of a run; choose one:\n.*\n.*\(in Python force=True\)"
+    ):
         keep(setup)
     assert contents(path) == before
 
@@ -381,7 +383,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(setup):
     assert is_begun(longer) and not is_done(longer)
     with pytest.raises(
         InputError,
-        match=r"results of another job of this name \(seed is 0 there, 1 here\); give --force",
+        match=r"results of another job of this name \(seed is 0 there, 1 here\); choose one:",
     ):
         is_done(replace(setup.job, seed=1))
     more_threads = replace(setup.job, ray=replace(setup.job.ray, num_cpus=2))

@@ -68,12 +68,12 @@ def test_in_a_job_without_the_table_nothing_is_noted(tables):
 def test_a_run_does_not_continue_with_another_trace_or_other_settings(job, trace):
     path = rayfed.run(job, {"train.num_rounds": 2}).path
     with pytest.raises(
-        InputError, match=r"another job: clients\.deadline is 30\.0 there, 20\.0 here$"
+        InputError, match=r"another job: clients\.deadline is 30\.0 there, 20\.0 here\n"
     ):
         rayfed.resume(path, {"train.num_rounds": 5, "clients.deadline": 20.0})
     pq.write_table(pa.table({**ROWS, "drops": [False] * 7}), trace)
     with pytest.raises(
-        InputError, match=r"belongs to another job: the trace of the clients has changed since$"
+        InputError, match=r"belongs to another job: the trace of the clients has changed since\n"
     ):
         rayfed.resume(path, {"train.num_rounds": 5})
     pq.write_table(pa.table(ROWS).take([6, 5, 4, 3, 2, 1, 0]), trace)

@@ -147,7 +147,7 @@ def test_files_of_weights_partition_and_trace_may_move_and_their_content_may_not
     here["data.test"] = str((data / "test.parquet").rename(tmp_path / "t.parquet"))
     assert rayfed.resume(path, {"train.num_rounds": 2, **here}).rounds.num_rows == 3
     with pytest.raises(
-        InputError, match=r"another job: model\.weights is a file there, not set here$"
+        InputError, match=r"another job: model\.weights is a file there, not set here\n"
     ):
         rayfed.resume(path, {"train.num_rounds": 3, **here, "model.weights": ""})
     save_file({name: tensor + 1 for name, tensor in weights.items()}, here["model.weights"])
@@ -397,7 +397,11 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
             {"train.lr": 0.5},
             r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here",
         ),
-        (tmp_path / "runs/run", {"method": "fedavg"}, "belongs to another job: method is"),
+        (
+            tmp_path / "runs/run",
+            {"method": "fedavg"},
+            r"belongs to another job: method is scaffold there, fedavg here\n.* -s name=NEW$",
+        ),
         (tmp_path / "runs/run", {"name": "other"}, "name: a run keeps its name"),
         (tmp_path / "runs/run", {"train.lrr": 1}, "unknown key 'lrr'"),
     ]:

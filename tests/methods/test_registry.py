@@ -155,3 +155,10 @@ def test_every_method_explains_itself(name):
     assert all(len(sentence) > 3 for _, _, sentence in shown if name in m.PARTS), shown
     if name in m.RECIPES:
         assert re.search(r"\b(20[12]\d\)|eq\. \d)", maker.__doc__), "a recipe cites its paper"
+
+
+def test_the_name_of_a_paper_in_place_of_its_function_is_refused_with_that_function():
+    says = "^no name 'FedNTD' in rayfed.methods; methods are functions in small letters: fedntd$"
+    with pytest.raises(ImportError, match=says):
+        from rayfed.methods import FedNTD  # noqa: F401
+    assert not hasattr(m, "FedNothing")

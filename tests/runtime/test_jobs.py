@@ -400,11 +400,8 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
 
     assert ended(at("stop", "papers/tiny"))[1] == "papers/tiny is done already\n"
     code, _, err = ended(at("submit", "job.toml"))
-    assert (
-        code == 2
-        and f"'{results}' holds the results of a run; give --force (in Python force=True) to" in err
-    )
-    assert "or resume the run (in Python resume=True): the same command, with --resume" in err
+    assert code == 2 and "'runs/papers/tiny' holds the results of a run; choose one:\n" in err
+    assert "  continue the run: the same command, with --resume\n" in err
     code, _, err = ended(at("logs", "papers/tyni"))
     assert code == 2 and "did you mean 'papers/tiny'?" in err
 
