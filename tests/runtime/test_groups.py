@@ -105,18 +105,22 @@ def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
 
 @pytest.fixture
 def at_first_sum(monkeypatch):
-    """Does something just before the first sum of round 2 is asked for, and notes the actor that is
-    to make it.
+    """Does something just before the first sum of round 2 is asked for, perhaps something else just
+    after, and notes the actor that is to make it.
     """
 
-    def arrange(harm):
+    def arrange(harm, after=None):
         harmed = []
 
         def send(pool, call, items, worker, send=Pool._send):
-            if items[0].addends and call.work.round == 2 and not harmed:
-                harmed.append(worker.actor)
-                harm(worker.actor)
-            return send(pool, call, items, worker)
+            if not items[0].addends or call.work.round != 2 or harmed:
+                return send(pool, call, items, worker)
+            harmed.append(worker.actor)
+            harm(worker.actor)
+            sent = send(pool, call, items, worker)
+            if after:
+                after()
+            return sent
 
         monkeypatch.setattr(Pool, "_send", send)
         return harmed
@@ -127,7 +131,14 @@ def at_first_sum(monkeypatch):
 @pytest.mark.slow
 def test_an_actor_dies_while_it_adds(in_groups, cluster, setup, here, on_ray, at_first_sum, caplog):
     expected = here(setup)
-    harmed = at_first_sum(lambda actor: ray.kill(actor, no_restart=False))
+    stopped = []
+
+    def stop(actor):
+        """Stop the actor's process, which could otherwise have added up before it is killed."""
+        stopped.append(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())))
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    harmed = at_first_sum(stop, after=lambda: os.kill(stopped[0], signal.SIGKILL))
     assert on_ray(setup, 2) == expected
     assert harmed
     assert re.search(r"the sum of tasks \d+ to \d+, round 2: lost with actor-\d on", caplog.text)
