@@ -75,8 +75,7 @@ def circle(
         for place, column in enumerate(columns):
             draw_plane(above[place], column)
             draw_angles(below[place], column, len(runs[number].classes))
-        if len(of_runs) > 1:
-            above[0].set_ylabel(shortened(name), fontsize="small", fontweight="bold")
+        above[0].set_ylabel(name, fontsize="small", fontweight="bold")
         below[0].set_ylabel("density")
     classes = max((run.classes for run in runs), key=len)
     if len(classes) <= COLOURED:

@@ -55,6 +55,8 @@ def t_sne(
     figure, axes = panels(caption, 1, 2, height_of(width), width=width)
     run = next(iter(by_name.values()))
     by_class(axes[0, 0], run.classes, of_runs, points)
+    if len(by_name) == 1:
+        axes[0, 0].set_title(f"{next(iter(by_name))}, by class")
     if len(by_name) > 1:
         by_run(axes[0, 1], of_runs, points)
     else:
