@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from matplotlib import style
+from matplotlib.figure import Figure
 from PIL import Image
 
 import rayfed
@@ -41,6 +42,7 @@ from rayfed.papers.global_model import lost_of, shown_matrices
 from rayfed.papers.kinds import KINDS
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
+from rayfed.papers.sweep import scale_axis
 from rayfed.report.forms import KEYS
 from rayfed.report.measured import Spread, drifts, forgetting_of, over_clients
 from rayfed.report.page import run_page
@@ -955,3 +957,12 @@ def test_a_long_remark_above_a_figure_is_broken_into_lines(runs, tmp_path):
     written = re.sub(r"\s*<[^>]*>\s*", " ", place.read_text())
     assert remark not in written
     assert " ".join(remark.split()) in " ".join(written.split())
+
+
+def test_wide_values_below_an_axis_are_written_as_numbers():
+    axes = Figure().add_subplot()
+    axes.plot([0.001, 0.1, 1], [1, 2, 3])
+    scale_axis(axes, [0.001, 1, 0.1], [0.001, 1, 0.1])
+    assert axes.get_xscale() == "log"
+    labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+    assert [label.get_text() for label in labels] == ["0.001", "0.1", "1"]

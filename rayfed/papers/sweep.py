@@ -96,6 +96,9 @@ def scale_axis(axes: Axes, places: Sequence[Any], values: Sequence[Any]) -> None
         axes.set_xticks(range(len(names)), names)
     elif min(places) > 0 and max(places) / min(places) >= WIDE:
         axes.set_xscale("log")
+        # Powers of ten would be formulas, which the style shows as they are written.
+        axes.set_xticks(sorted(set(places)), [f"{place:g}" for place in sorted(set(places))])
+        axes.minorticks_off()
     elif all(isinstance(value, int) for value in values):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
