@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections import defaultdict
 from pathlib import Path
 
+from make_full_size import Runs, by_run
 from make_reproduction import (
     LAST,
     PAGE,
@@ -43,8 +43,6 @@ FILE = RECORDS / "own-protocol.csv"
 FIGURE = RECORDS / "fedcad-fig2.csv"
 # The columns of the figure's numbers that are kept.
 KEPT = ("run", "metric", "ours", "paper")
-# Setting, method and seed -> the rows of its rounds.
-Runs = dict[tuple[str, str, str], Rows]
 
 
 def records(folder: Path) -> Rows:
@@ -52,38 +50,30 @@ def records(folder: Path) -> Rows:
     rows: Rows = []
     for place in find_runs(folder):
         refuse_another_job(place, JOB)
-        setting, method, seed = place.parts[-3:]
-        named = {"setting": setting, "method": method, "seed": seed}
+        partition, method, seed = place.parts[-3:]
+        named = {"partition": partition, "method": method, "seed": seed}
         rows += [{**named, **row} for row in rounds_of(read_run(place))]
     return rows
-
-
-def by_run(rows: Rows) -> Runs:
-    """Return the rows of each run."""
-    runs: Runs = defaultdict(list)
-    for row in rows:
-        runs[row["setting"], row["method"], row["seed"]].append(row)
-    return dict(runs)
 
 
 def each_run(runs: Runs) -> str:
     """Return a table with a line for each run."""
     lines = []
-    for (setting, method, seed), rows in sorted(runs.items()):
+    for (partition, method, seed), rows in sorted(runs.items()):
         accuracy = curve(rows, "test_accuracy")
         lines.append(
             [
-                setting.removeprefix("cifar10-"),
+                partition.removeprefix("cifar10-"),
                 f"[{method}](methods/{method}.md)",
                 seed.removeprefix("seed-"),
                 str(len(accuracy)),
                 f"{accuracy.max():.1f} ({accuracy.argmax() + 1})",
                 f"{accuracy[-1]:.1f}",
                 stat_text(spread(accuracy[-LAST:].tolist()), 1),
-                printed(PAPER, method, "test_accuracy", "last", setting),
+                printed(PAPER, method, "test_accuracy", "last", partition),
             ]
         )
-    head = ["split", "method", "seed", "rounds", "best (round)", "last"]
+    head = ["partition", "method", "seed", "rounds", "best (round)", "last"]
     head += [f"mean of the last {LAST}", "last, FedSSD, Table 2 (100 rounds)"]
     return table(head, lines)
 

@@ -131,6 +131,7 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
     from rayfed import experiment
     from rayfed.folder.provenance import other_versions, versions_of
     from rayfed.folder.tables import read_table
+    from rayfed.report.verify.numbers import same
 
     try:
         row, recorded = experiment.replay(run, round, client)
@@ -147,8 +148,8 @@ def replay(run: Path, round: int, client: str, debug: bool) -> None:
     )
     if recorded is None:
         return
-    # The loss of a client that has diverged may be NaN, which equals nothing.
-    if recorded.hex() == row.train_loss.hex():
+    # The loss of a client that has diverged may be NaN.
+    if same(recorded, row.train_loss, 0.0):
         print("the run recorded the same loss")
         return
     distance = abs(recorded - row.train_loss)

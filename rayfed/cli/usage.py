@@ -53,9 +53,11 @@ def _message(error: click.UsageError) -> str:
     extra = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message)
     if extra and "=" in extra[1]:
         words = extra[1].split()
-        # A value with spaces is several words here.
-        settings = " ".join(f"-s {word}" for word in words) if all("=" in w for w in words) else ""
-        return f"'{extra[1]}': write {settings or 'each setting as -s KEY=VALUE'}"
+        advice = "each setting as -s KEY=VALUE"
+        # A value with spaces is several words here, which cannot be put together again.
+        if all("=" in word for word in words):
+            advice = " ".join(f"-s {word}" for word in words)
+        return f"'{extra[1]}': write {advice}"
     return ""
 
 

@@ -28,6 +28,7 @@ from rayfed.experiment import (
 from rayfed.folder.places import Folders
 from rayfed.folder.provenance import other_versions, refuse_another_partition, versions_of
 from rayfed.methods.part import Method
+from rayfed.report.verify.numbers import same
 from rayfed.report.words import listed
 from rayfed.rounds import engine
 from rayfed.rounds.executor import Executor
@@ -196,8 +197,8 @@ class RoundAgain:
         trained: ClientRow
         for trained, weights in replies:
             loss = recorded.get((self.round, trained.client), trained.train_loss)
-            # The loss of a client that has diverged may be NaN, which equals nothing.
-            if loss.hex() != trained.train_loss.hex():
+            # The loss of a client that has diverged may be NaN.
+            if not same(loss, trained.train_loss, 0.0):
                 self.differing[trained.client] = trained.train_loss, loss
             yield trained.client, whole(self.run.setup.model, weights)
         if self.differing:

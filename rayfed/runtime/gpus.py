@@ -1,10 +1,10 @@
 """Let actors share a GPU.
 
 The way of an actor's part: `ray.num_gpus`, which `gpu_share` (job.py) rounds to whole GPUs or 1/k.
-For "auto", `open_actors` (session.py) calls `measured` (measuring.py) where whole GPUs are too few;
-that plays the largest client, and `share_as_measured` here makes a part of what it took. `spread`
-(placement.py) fits the part to the nodes, Ray gets it with each actor (worker_group.py), and the
-actor caps its memory by `memory_cap` here (actors.py).
+For "auto", `open_actors` (session.py) calls `measured` (measuring.py). Where whole GPUs are too
+few, `measured` plays the largest client, and `share_as_measured` here makes a part of the memory
+that this took. `spread` (placement.py) fits the part to the nodes, Ray gets it with each actor
+(worker_group.py), and the actor caps its memory by `memory_cap` here (actors.py).
 """
 
 import logging
