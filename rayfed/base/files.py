@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from rayfed.base.errors import InputError, Unwritable
@@ -69,6 +70,16 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise an error now if a file could not be written later. Makes its folder."""
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder; give the path of a file")
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # It is deleted when it is closed.
+        TemporaryFile(dir=path.parent).close()
 
 
 def write_text(path: Path, text: str) -> None:

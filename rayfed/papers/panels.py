@@ -6,17 +6,19 @@ Runs stand side by side with shared axes, in looks that differ in grey as well.
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import style
+from matplotlib import rcParams, style
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.base.errors import InputError
+from rayfed.base.files import write_bytes, writing_to
 from rayfed.papers.style import (
     COLOURS,
     LETTERS,
@@ -60,9 +62,11 @@ def save(
     """Draw a figure, write it as SVG, PNG or PDF, by the path's suffix, and return its caption.
 
     A `remark` stands above the figure. Names stay text in SVG. If the font lacks a letter of a
-    name, PNG and PDF show a box. Nothing is written if the figure cannot be drawn. Raises
-    `InputError` if it cannot be written, or if it is too narrow.
+    name, PNG and PDF show a box. An older picture stays if the figure cannot be drawn or written.
+    Raises `InputError` if it cannot be written, or if it is too narrow.
     """
+    suffix = path.suffix.lower()
+    picture = BytesIO()
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -72,17 +76,31 @@ def save(
             lines = textwrap.wrap(remark, int(figure.get_figwidth() / SMALL_GLYPH))
             figure.set_figheight(figure.get_figheight() + 0.1 + 0.2 * len(lines))
             figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize="small", color=WARNING)
+        for panel in figure.axes:
+            wrap_title(panel, figure.get_figwidth())
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
-        except OSError as error:
-            raise InputError(f"the figure cannot be written: {error}") from None
+            figure.savefig(picture, format=suffix[1:], dpi=150, metadata=METADATAS.get(suffix))
         except UserWarning:
             # The warning says that no room is left for an axis.
             raise InputError(
                 "the figure is too narrow for what stands side by side; give a larger --width"
             ) from None
+    with writing_to(path):
+        write_bytes(path, picture.getvalue())
     return str(figure.get_label())
+
+
+def wrap_title(panel: Axes, inches: float) -> None:
+    """Break the lines of a panel's title that are wider than its share of a figure's width."""
+    place = panel.get_subplotspec()
+    if place is None:
+        return
+    # An axis takes a tenth of its share, at least.
+    letters = max(int(0.9 * inches / place.get_gridspec().ncols / GLYPH), 1)
+    lines: list[str] = []
+    for line in panel.get_title(rcParams["axes.titlelocation"]).split("\n"):
+        lines += textwrap.wrap(line, letters, break_on_hyphens=False) or [line]
+    panel.set_title("\n".join(lines))
 
 
 def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
@@ -119,6 +137,21 @@ def single(runs: Sequence[Run], picture: str) -> dict[str, Run]:
                 f"give the folder of one of them, such as {group.runs[0].folder}"
             )
     return {name: group.runs[0] for name, group in groups.items()}
+
+
+def same_classes(runs: Sequence[Run], picture: str) -> Sequence[str]:
+    """Return the names of the classes, which all runs of a picture share.
+
+    Raises `InputError` if they do not.
+    """
+    first, *others = runs
+    for run in others:
+        if run.classes != first.classes:
+            raise InputError(
+                f"'{first.folder}' and '{run.folder}' have other classes, and {picture} has one "
+                "colour for each class: draw them apart"
+            )
+    return first.classes
 
 
 def shortened(name: str) -> str:
