@@ -151,6 +151,13 @@ FLAT = """
 from torch import nn
 
 
+def test_runs_with_other_classes_are_drawn_apart(runs):
+    other = replace(runs[0], classes=("a", "b"), job=runs[0].job | {"name": "other"})
+    for draw in (embedding.t_sne, neurons.neurons, circle.circle):
+        with pytest.raises(InputError, match="have other classes, and .*: draw them apart"):
+            draw([runs[0], other])
+
+
 def flat(*, image_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
 """

@@ -17,7 +17,7 @@ from rayfed.base.errors import InputError
 from rayfed.measures.clients import Seen
 from rayfed.papers.embedding import COLOURED, colours_of
 from rayfed.papers.models import chosen_clients, look, model_name, opened
-from rayfed.papers.panels import RAMP, legend, panels, shortened, single
+from rayfed.papers.panels import RAMP, legend, panels, same_classes, shortened, single, span
 from rayfed.report.read import Run
 
 # Local models that are drawn if no clients are given, as in the paper.
@@ -57,12 +57,14 @@ def circle(
     model. Raises `InputError` for features that are not on a circle.
     """
     of_runs = {}
-    for name, run in single(runs, "a circle").items():
+    by_name = single(runs, "a circle")
+    classes = same_classes([*by_name.values()], "a circle")
+    for name, run in by_name.items():
         of_runs[name] = columns_of(run, round, clients, images)
     most = max(map(len, of_runs.values()))
-    first = next(iter(of_runs.values()))[0]
+    number_of_images = span(len(columns[0].labels) for columns in of_runs.values())
     caption = (
-        f"Features of {len(first.labels):,} test images on the circle: density in the plane, and "
+        f"Features of {number_of_images} test images on the circle: density in the plane, and "
         f"of the angle by class (Gaussian kernels with a deviation of {BANDWIDTH:g})"
     )
     width = width or 1.8 * most + 0.4
@@ -74,10 +76,9 @@ def circle(
             panel.set_axis_off()
         for place, column in enumerate(columns):
             draw_plane(above[place], column)
-            draw_angles(below[place], column, len(runs[number].classes))
+            draw_angles(below[place], column, len(classes))
         above[0].set_ylabel(name, fontsize="small", fontweight="bold")
         below[0].set_ylabel("density")
-    classes = max((run.classes for run in runs), key=len)
     if len(classes) <= COLOURED:
         entries = zip(classes, colours_of(len(classes)), strict=True)
         handles = [Line2D([], [], color=colour, label=shortened(name)) for name, colour in entries]

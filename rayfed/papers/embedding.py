@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from rayfed.base.errors import InputError
 from rayfed.papers.models import GLOBAL, SEED, Shown, features_of, model_name, of_models, shown
-from rayfed.papers.panels import panels, shortened, single
+from rayfed.papers.panels import panels, same_classes, shortened, single
 from rayfed.papers.style import INK
 from rayfed.report.read import Run
 
@@ -43,6 +43,7 @@ def t_sne(
     sizes in the runs.
     """
     by_name = single(runs, "t-SNE")
+    classes = same_classes([*by_name.values()], "t-SNE")
     of_runs = {}
     for name, run in by_name.items():
         of_runs[name] = shown(run, round, clients, images)
@@ -54,7 +55,7 @@ def t_sne(
     width = width or 8.4
     figure, axes = panels(caption, 1, 2, height_of(width), width=width)
     run = next(iter(by_name.values()))
-    by_class(axes[0, 0], run.classes, of_runs, points)
+    by_class(axes[0, 0], classes, of_runs, points)
     if len(by_name) == 1:
         axes[0, 0].set_title(f"{next(iter(by_name))}, by class")
     if len(by_name) > 1:

@@ -19,6 +19,7 @@ from torch.func import functional_call, grad
 from rayfed.measures.clients import sampled
 from rayfed.papers.models import SEED, opened
 from rayfed.papers.panels import apart, legend, line, panels, single, span
+from rayfed.report.measured import test_examples
 from rayfed.report.read import Run
 from rayfed.rounds.evaluation import batches_of_test, evaluating
 from rayfed.rounds.setup import Setup
@@ -79,6 +80,11 @@ def loss_space(setup: Setup, weights: Weights, images: int) -> LossSpace:
     return LossSpace(torch.cat(flat), slices, loss)
 
 
+def images_of(runs: Sequence[Run], most: int) -> str:
+    """Return on how many test images the loss is taken: `most`, or all if there are fewer."""
+    return span(min(most, test_examples(run)) for run in runs)
+
+
 def noise(
     runs: Sequence[Run], round: int | None = None, images: int = 1000, width: float | None = None
 ) -> Figure:
@@ -94,8 +100,8 @@ def noise(
         changes[name] = np.concatenate(of_runs)
     counts = span(len(values) for values in changes.values())
     caption = (
-        f"Change of the loss on {images:,} test images under noise: mean and standard deviation of "
-        f"n = {counts} draws"
+        f"Change of the loss on {images_of(runs, images)} test images under noise: mean and "
+        f"standard deviation of n = {counts} draws"
     )
     width = width or 4.5
     figure, axes = panels(caption, 1, 1, 0.7 * width, width=width)
@@ -158,7 +164,8 @@ def landscape(
     low = min(float(losses.min()) for _, losses in surfaces.values())
     high = max(float(losses.max()) for _, losses in surfaces.values())
     caption = (
-        f"The loss on {images:,} test images along the two leading eigenvectors of its Hessian, "
+        f"The loss on {images_of(runs, images)} test images along the two leading eigenvectors of "
+        "its Hessian, "
         f"from {-SPAN:g} to {SPAN:g}"
     )
     width = width or max(4.0, 3.4 * len(surfaces))

@@ -15,7 +15,7 @@ from rayfed.measures import metrics
 from rayfed.measures.clients import FEATURES, Seen
 from rayfed.papers.embedding import COLOURED, colours_of, handle
 from rayfed.papers.models import GLOBAL, model_name, of_models, shown
-from rayfed.papers.panels import legend, panels, shortened, single
+from rayfed.papers.panels import legend, panels, same_classes, shortened, single, span
 from rayfed.report.read import Run
 
 # Local models that are drawn if no clients are given.
@@ -46,7 +46,9 @@ def neurons(
     """
     rows: list[Row] = []
     of_runs = []
-    for name, run in single(runs, "a picture of neurons").items():
+    by_name = single(runs, "a picture of neurons")
+    classes = same_classes([*by_name.values()], "a picture of neurons")
+    for name, run in by_name.items():
         layers = run.job.get("measure_layers", [])
         of_run = shown(run, round, clients, images, layers, ABREAST)
         of_runs.append(of_run)
@@ -55,15 +57,14 @@ def neurons(
             rows.append(Row(title, run, preferences_of(layer, of_run.seen)))
     columns = max(len(row.preferences) for row in rows)
     width = width or max(3.3, 1.75 * columns + 0.3)
-    number = len(of_runs[0].seen[GLOBAL].labels)
+    number = span(len(of_run.seen[GLOBAL].labels) for of_run in of_runs)
     caption = (
-        f"The class that neurons prefer on {number:,} test images, in {of_models(of_runs)}; "
+        f"The class that neurons prefer on {number} test images, in {of_models(of_runs)}; "
         "white: no class"
     )
     figure, axes = panels(caption, len(rows), columns, width / columns + 0.15, width=width)
     for line, row in zip(axes, rows, strict=True):
         draw_row(line, row)
-    classes = max((row.run.classes for row in rows), key=len)
     if len(classes) <= COLOURED:
         entries = zip(classes, colours_of(len(classes)), strict=True)
         handles = [handle(colour, "s", shortened(name)) for name, colour in entries]
