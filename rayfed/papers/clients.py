@@ -148,13 +148,23 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
     if round is None:
         return measured[thinned(len(measured), BARS)]
     if round not in measured:
-        earlier = measured[measured < round]
-        hint = f"; the measured round before it is {earlier.max()}" if len(earlier) else ""
         raise InputError(
-            f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in "
-            f"it{hint}"
+            f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it; "
+            f"{nearest_rounds(measured, round)}"
         )
     return np.array([round])
+
+
+def nearest_rounds(measured: np.ndarray, round: int) -> str:
+    """Say which measured rounds are next to a round.
+
+    >>> nearest_rounds(np.array([3, 6, 9]), 5), nearest_rounds(np.array([3]), 99)
+    ('the measured rounds next to it are 3 and 6', 'the measured round next to it is 3')
+    """
+    before, after = measured[measured < round], measured[measured > round]
+    near = [*before[-1:].tolist(), *after[:1].tolist()]
+    words = "round next to it is" if len(near) == 1 else "rounds next to it are"
+    return f"the measured {words} {listed(near)}"
 
 
 def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:

@@ -104,9 +104,12 @@ def lines(
     rows, columns = layout(len(numbers), len(settings))
     width = width or (5.5 if columns == 1 else wide(columns))
     height = 0.65 * width if columns == 1 else 2.3
-    options: dict[str, Any] = {"sharey": "all" if len(numbers) == 1 else "row"}
+    # Accuracies below each other are compared.
+    all_shares = all(number.unit.endswith("(%)") for number in numbers)
+    options: dict[str, Any] = {"sharey": "all" if len(numbers) == 1 or all_shares else "row"}
     figure, axes = panels(caption, rows, columns, height, width, **options)
     drawn: dict[str, Any] = {}
+    without: list[str] = []
     for place, number in enumerate(numbers):
         # One number of many settings takes several rows.
         row = axes.flat if len(numbers) == 1 else axes[place]
@@ -114,7 +117,13 @@ def lines(
             for label, group in of_setting.items():
                 look = labels.index(label)
                 drawn[label] = line_of(panel, look, label, group, number, len(of_setting))
+                if not len(drawn[label].get_xdata()):
+                    without.append(f"'{label}' has no value of {number.unit}")
             panel.set_title(title if row is axes.flat or place == 0 else "")
+    if without:
+        if len(without) == len(groups) * len(numbers):
+            raise InputError(f"there is nothing to draw: {'; '.join(without)}")
+        figure.set_label(f"{caption}; {'; '.join(without)}")
     decorate(axes, numbers, len(settings))
     # The legend has the order of the runs, as tables do.
     legend(figure, axes[0, 0], [drawn[label] for label in labels])
@@ -225,7 +234,7 @@ def series(run: Run, of: str) -> Series:
         raise lacking(run, of)
     if of not in known:
         raise InputError(
-            f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}"
+            f"'{of}': '{run.folder}' has no such number by round{did_you_mean(of, known)}"
         )
     rounds, values = known[of]
     finite = np.isfinite(values)

@@ -82,9 +82,10 @@ def shown(
 
 def chosen_clients(of_round: RoundAgain, clients: str, most: int) -> list[int]:
     """Return the clients that a text names, or the first `most` of the round for an empty text."""
-    if not clients:
+    names = [name.strip() for name in clients.split(",") if name.strip()]
+    if not names:
         return of_round.chosen(None)[:most]
-    return of_round.chosen([name.strip() for name in clients.split(",")])
+    return of_round.chosen(names)
 
 
 def look(setup: Setup, weights: Weights, images: int, layers: Sequence[str] = ()) -> Seen:

@@ -50,7 +50,9 @@ def of_runs(runs: Sequence[Run], outside: bool = False, width: float | None = No
         if outside:
             drawn[f"{name}\nout-local"] = run, (1 - shares) / (shares.shape[1] - 1)
     inches = high(most_classes(shown), 1.8, 7.0)
-    caption = f"Labels of the first {FIRST} clients"
+    caption = f"Labels of the first {FIRST} clients: each class's share of a client's data"
+    if outside:
+        caption += " (in-local), and (1 - share) / (number of classes - 1) (out-local)"
     figure, axes = panels(caption, 1, len(drawn), inches + 0.7, width or wide(len(drawn)))
     top = 100 * max(float(shares.max()) for _, shares in drawn.values())
     for panel, (title, (run, shares)) in zip(axes.flat, drawn.items(), strict=True):
@@ -58,7 +60,7 @@ def of_runs(runs: Sequence[Run], outside: bool = False, width: float | None = No
         scale = cells(panel, places, 100 * shares, run.classes, top, inches, RAMP)
         panel.set(title=title, xlabel="client")
     axes[0, 0].set_ylabel("class")
-    bar_of(figure, scale, axes, "share of the client's examples (%)")
+    bar_of(figure, scale, axes, "share (%)" if outside else "share of the client's examples (%)")
     return figure
 
 

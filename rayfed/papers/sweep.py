@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.errors import InputError, did_you_mean, nearest
 from rayfed.job import flat
 from rayfed.papers.curves import number_by_name, words_of
 from rayfed.papers.panels import (
@@ -223,7 +223,12 @@ def number_of(run: Run, of: str) -> float:
     numbers = figures(run)
     if of in numbers:
         return numbers[of]
-    _, values = number_by_name(of).take(run)
+    try:
+        _, values = number_by_name(of).take(run)
+    except InputError as error:
+        near = nearest(of, numbers)
+        hint = f"; a number of the table is '{near}'" if near else ""
+        raise InputError(f"{error}{hint}") from None
     if not len(values):
         raise InputError(f"'{run.folder}' has no value of '{of}'")
     return float(values[-1])
@@ -296,13 +301,14 @@ MOST_BARS = 120
 def scatter(
     runs: Sequence[Run],
     x: str = "",
-    of: str = "last",
+    of: str | None = None,
     by_round: bool = False,
     width: float | None = None,
 ) -> Figure:
     """Draw a number of each run against another number of it (FedNTD Fig. 8).
 
-    A point is a run, or with `by_round` a round of a run (FedSSD Fig. 2a). Runs that differ in
+    A point is a run, or with `by_round` a round of a run (FedSSD Fig. 2a). The number is the last
+    accuracy, or with `by_round` the accuracy, if none is given. Runs that differ in
     their seed alone look alike. On the dotted line, which is drawn if both are accuracies, the two
     are equal.
     """
@@ -310,6 +316,8 @@ def scatter(
         raise InputError(
             "rayfed figure scatter: name the number on the axis, such as --x forgetting.round"
         )
+    if of is None:
+        of = "test_accuracy" if by_round else "last"
     settings = rows(runs)
     width = width or 4.5
     of_each = "round of a run" if by_round else "run"

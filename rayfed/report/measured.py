@@ -115,16 +115,20 @@ def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
 
     The run's job may have asked for them.
     """
+    job = run.folder / "job.toml"
+    rounds = run.summary["rounds"]
     if measure not in run.job["measure"]:
         wanted = json.dumps([*run.job["measure"], measure])
+        # Else the new run would measure no round.
+        every = " -s measure_every=1" if run.job["measure_every"] > rounds else ""
         return InputError(
             f"'{run.folder}' has no {numbers}: the job needs measure = {wanted}; run it again: "
-            f"rayfed run {run.folder / 'job.toml'} -s 'measure={wanted}' -s name=NEW"
+            f"rayfed run {job} -s 'measure={wanted}'{every} -s name=NEW"
         )
     return InputError(
-        f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} "
-        f"rounds, with measure_every = {run.job['measure_every']}; resume it with more rounds, or "
-        "a smaller measure_every"
+        f"'{run.folder}' has no {numbers}: no client was measured in its {rounds} rounds, with "
+        f"measure_every = {run.job['measure_every']}; resume it with more rounds, or run it again: "
+        f"rayfed run {job} -s measure_every=1 -s name=NEW"
     )
 
 
@@ -145,6 +149,11 @@ def drifts(group: Group) -> Columns:
 
 def measured_on(run: Run) -> int:
     """Return the number of test examples that a run's clients were measured on."""
-    initial = read_table(run.folder, "classes").filter(pc.field("round") == 0)
-    total = pc.sum(initial["predicted"]).as_py() or 0
+    total = test_examples(run)
     return min(run.job["measure_images"] or total, total)
+
+
+def test_examples(run: Run) -> int:
+    """Return the number of a run's test examples."""
+    initial = read_table(run.folder, "classes").filter(pc.field("round") == 0)
+    return pc.sum(initial["predicted"]).as_py() or 0
