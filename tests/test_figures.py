@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.papers.sweep import scale_axis
 from rayfed.report.forms import KEYS
-from rayfed.report.measured import Spread, drifts, forgetting_of, over_clients
+from rayfed.report.measured import Spread, drifts, forgetting_of, over_clients, unmeasured
 from rayfed.report.page import run_page
 from rayfed.report.read import grouped, of_clients, read_run, shorten
 from rayfed.report.runs import labelled
@@ -243,7 +244,8 @@ def test_bars_are_the_notes_of_a_round(runs):
         and not axes[1].patches[1].get_hatch()
     )
     with pytest.raises(
-        InputError, match=r"--round 9: the clients of .* were not measured in it; .* before it is 4"
+        InputError,
+        match=r"--round 9: the clients of .* were not measured in it; .* next to it is 4",
     ):
         clients.in_out(runs, 9)
 
@@ -457,7 +459,7 @@ def test_a_curve_of_one_seed_is_the_column_of_the_run(runs):
         np.testing.assert_array_equal(axes.lines[0].get_ydata(), values)
         assert axes.get_ylabel() == words
     with pytest.raises(
-        InputError, match=r"--of test_los: .* has no such number by round; did you mean 'test_loss'"
+        InputError, match=r"'test_los': .* has no such number by round; did you mean 'test_loss'"
     ):
         curves(runs, "test_los")
     with pytest.raises(
@@ -966,3 +968,89 @@ def test_wide_values_below_an_axis_are_written_as_numbers():
     assert axes.get_xscale() == "log"
     labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
     assert [label.get_text() for label in labels] == ["0.001", "0.1", "1"]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_older_one(folders, tmp_path):
+    for suffix in (".png", ".svg"):
+        picture = tmp_path / f"a{suffix}"
+        assert figure("curves", *folders, "-o", picture).exit_code == 0
+        before = picture.read_bytes()
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # A full disk ends in the same way.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most[1]))
+        try:
+            done = figure("local", *folders, "-o", picture)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        assert done.exit_code != 0 and "cannot be written to" in done.output, done.output
+        assert picture.read_bytes() == before
+        assert [file.name for file in tmp_path.glob(f"*{suffix}*")] == [picture.name]
+
+
+def test_a_picture_with_large_letters_in_its_ending_is_one(folders, tmp_path):
+    assert figure("curves", *folders, "-o", tmp_path / "A.SVG").exit_code == 0
+    ElementTree.fromstring((tmp_path / "A.SVG").read_text())
+
+
+def test_a_number_without_values_is_not_drawn_and_said(runs, tmp_path):
+    unknown = np.full(len(runs[0].evaluated), np.nan)
+    empty = replace(runs[0], rounds=runs[0].rounds | {"test_loss": unknown})
+    with pytest.raises(InputError, match="nothing to draw: 'fedavg' has no value of test loss"):
+        curves([empty], "test_loss")
+    both = drawn(curves, [empty, runs[1]], "test_loss")
+    assert both.get_label() == "Test loss by round; 'fedavg' has no value of test loss"
+    assert len(both.axes[0].lines[1].get_xdata())
+
+
+def test_accuracies_below_each_other_have_one_scale(runs):
+    limits = [panel.get_ylim() for panel in drawn(curves, runs, ACCURACIES).axes]
+    assert len(limits) == 2 and limits[0] == limits[1]
+    limits = [panel.get_ylim() for panel in drawn(curves, runs, "test_accuracy,test_loss").axes]
+    assert limits[0] != limits[1]
+
+
+ACCURACIES = "test_accuracy,local.after.accuracy"
+
+
+def test_titles_fit_into_narrow_panels(folders, tmp_path):
+    picture = tmp_path / "a.svg"
+    assert figure("in-out", *folders, "--width", "3.3", "-o", picture).exit_code == 0
+    lines = [text for text in texts(picture) if "classes" in text]
+    assert lines == ["own classes", "other classes"] * 2
+
+
+def texts(picture):
+    """Return the texts of an SVG, a line each."""
+    nodes = ElementTree.fromstring(picture.read_text()).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(node.itertext()).strip() for node in nodes]
+
+
+def test_the_advice_to_run_again_measures_some_round(runs):
+    lacking = replace(runs[0], job=runs[0].job | {"measure": [], "measure_every": 5})
+    assert "-s 'measure=[\"local\"]' -s measure_every=1 -s name=NEW" in str(
+        unmeasured(lacking, "local", "numbers")
+    )
+    lacking = replace(runs[0], job=runs[0].job | {"measure": [], "measure_every": 4})
+    assert "measure_every" not in str(unmeasured(lacking, "local", "numbers"))
+
+
+def test_a_scatter_by_round_is_of_the_accuracy_if_nothing_is_given(runs):
+    axes = drawn(sweep.scatter, runs, x="forgetting", by_round=True).axes[0]
+    assert axes.get_ylabel() == "test accuracy (%)"
+
+
+def test_a_wrong_number_of_bars_may_mean_one_of_the_table(runs):
+    with pytest.raises(InputError, match="a number of the table is 'last_10'"):
+        sweep.bars(runs, of="last10")
+
+
+def test_a_run_in_the_place_of_a_kind_is_told(folders):
+    done = figure(folders[0], folders[1])
+    assert done.exit_code == 2
+    assert "name the kind of figure before the runs" in done.stderr
+    assert f"rayfed figure curves {folders[0]} {folders[1]}" in done.stderr
+
+
+def test_what_is_outside_of_a_client_is_said(runs):
+    label = drawn(partition.of_runs, runs, outside=True).get_label()
+    assert "(1 - share) / (number of classes - 1) (out-local)" in label

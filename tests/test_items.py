@@ -52,9 +52,16 @@ paper = "P"
 [runs.other]
 job = "t"
 set = { seed = 3 }
+[runs.local]
+job = "t"
+set = { measure = ["local"] }
 [items.table]
 shows = "a table"
 runs = "t"
+[items.local]
+shows = "in-out"
+runs = "local"
+figure = "in-out"
 [items.curve]
 shows = "a curve"
 runs = "other"
@@ -151,8 +158,9 @@ def test_a_figure_is_drawn_from_runs_that_exist_and_says_what_it_is(paper, tmp_p
     first = rayfed("reproduce", "p/curve", "--small", "-s", "train.lr=0.02")
     assert first.exit_code == 0, first.output
     assert "figure in p-curve-small.svg\nTest loss by round\n" in first.stdout
-    text = (tmp_path / "p-curve-small.svg").read_text()
-    assert "p/curve, not as in the paper: small variant; changed: train.lr = 0.02" in text
+    text = words_of(tmp_path / "p-curve-small.svg")
+    small = "small variant (fashion-mnist-mini, lenet, 2 rounds)"
+    assert f"p/curve, not as in the paper: {small}; changed: train.lr = 0.02" in text
     again = rayfed("reproduce", "p/curve", "--small", "-s", "train.lr=0.02", "-o", "mine.png")
     assert again.stdout.startswith("1 of 1 runs done already\n")
     assert (tmp_path / "mine.png").is_file()
@@ -163,11 +171,42 @@ def test_a_figure_is_drawn_from_runs_that_exist_and_says_what_it_is(paper, tmp_p
     assert "not as in the paper" not in (tmp_path / "full.svg").read_text()
 
 
-def test_a_table_has_no_picture_and_a_name_must_be_known(paper):
+def words_of(picture: Path) -> str:
+    """Return the words of an SVG, whose lines may be broken."""
+    return " ".join(re.sub(r"<[^>]+>", " ", picture.read_text()).split())
+
+
+def test_a_figure_without_some_of_its_runs_says_so(paper, tmp_path):
+    (paper / "items.toml").write_text(ITEMS.replace("one/*", "*"))
+    done = rayfed("reproduce", "p/curve", "--rows", "*two*")
+    assert done.exit_code == 0, done.output
+    assert "p/curve, not as in the paper: 1 of 2 runs" in words_of(tmp_path / "p-curve.svg")
+
+
+def test_runs_with_which_others_begin_are_not_in_a_figure(paper, tmp_path):
+    job = paper / "t.toml"
+    job.write_text(job.read_text().replace("[grid]", "[grid]\nfirst = {measure = []}"))
+    done = rayfed("reproduce", "p/local", "-o", "a.svg")
+    assert done.exit_code == 0, done.output
+    assert "not as in the paper" not in (tmp_path / "a.svg").read_text()
+    # The folder of all of them can be drawn, too.
+    (folder,) = tmp_path.glob("runs/p-local")
+    assert rayfed("figure", "in-out", str(folder)).exit_code == 0
+    done = rayfed("reproduce", "p/local", "--rows", "*first*")
+    assert done.exit_code == 2 and "shows the runs that begin with these" in done.stderr
+
+
+def test_a_table_has_no_picture_and_a_name_must_be_known(paper, tmp_path):
+    (tmp_path / "folder.svg").mkdir()
     for arguments, message in (
         (("p/table", "-o", "a.svg"), "--output: p/table is a table, which is printed"),
         (("p/curve", "-o", "a.txt"), "--output 'a.txt': pictures end in .png, .svg, .pdf"),
         (("p/curv",), "'p/curv': there is no such table or figure in jobs/papers; did you mean"),
+        (("p/curv",), "`rayfed reproduce p` lists them"),
+        (("q",), "jobs/papers (valid: p); `rayfed reproduce` lists them"),
+        (("p/local", "-s", "measure=[]"), "p/local shows numbers of the measure 'local', and"),
+        (("p/curve", "-o", "/proc/x.svg"), "'/proc/x.svg' cannot be written to"),
+        (("p/curve", "-o", "folder.svg"), "'folder.svg' is a folder"),
     ):
         done = rayfed("reproduce", *arguments)
         assert (done.exit_code, message in done.stderr) == (2, True), done.stderr

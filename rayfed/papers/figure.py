@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from rayfed.cli.options import RUN, Labels, label_option, starting
 from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
+
+if TYPE_CHECKING:
+    from rayfed.report.read import Run
 
 # What other programs call our kinds.
 MEANT = {
@@ -117,6 +120,11 @@ def figure(
             rows.append((name, of_kind.what, of_kind.papers))
         print(aligned(rows))
         return
+    if kind not in KINDS and Path(kind).exists():
+        raise InputError(
+            f"rayfed figure KIND RUN...: name the kind of figure before the runs, such as: rayfed "
+            f"figure curves {shlex.join([kind, *map(str, runs)])}; `rayfed figure` lists the kinds"
+        )
     if kind not in KINDS:
         meant = MEANT.get(kind, "")
         message = (
@@ -130,7 +138,7 @@ def figure(
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
-    if path.suffix not in PICTURES:
+    if path.suffix.lower() not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     options = {name: value for name, value in given.items() if value is not None}
     if not 1 <= options.get("width", 1) <= 40:
@@ -158,6 +166,25 @@ def draw(
 
     module, _, function = KINDS[kind].drawn_by.partition(":")
     drawn_by = getattr(import_module(f"rayfed.papers.{module}"), function)
-    with busy("drawing"), legible(*runs):
-        caption = save(drawn_by, path, labelled(read_runs(runs), labels), **options)
+    with busy("drawing"), legible(*runs, otherwise="leave this run out"):
+        shown_runs = without_first(read_runs(runs), KINDS[kind].needs)
+        caption = save(drawn_by, path, labelled(shown_runs, labels), **options)
     print(f"figure in {shown(path)}\n{harmless(caption)}")
+
+
+def without_first(runs: Sequence[Run], measure: str) -> list[Run]:
+    """Leave out runs that lack a measure, and with whose weights other runs of these begin.
+
+    So the folder of a grid with `grid.first` can be drawn. No `measure` leaves all runs in.
+    """
+    begun_with: set[Path] = set()
+    for run in runs:
+        weights = run.job["model"].get("weights")
+        if weights:
+            begun_with |= {*Path(weights).resolve().parents}
+    kept = []
+    for run in runs:
+        lacks_measure = measure and measure not in run.job["measure"]
+        if not (lacks_measure and run.folder.resolve() in begun_with):
+            kept.append(run)
+    return kept

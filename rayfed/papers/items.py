@@ -149,9 +149,14 @@ def item_of(name: str) -> Declared:
     """Return the item of this name. Raises `InputError` if there is none."""
     known = items()
     if name not in known:
+        paper = name.partition("/")[0]
+        of_paper = [item for item in known if item.startswith(f"{paper}/")]
+        lists = f"`rayfed reproduce {paper}`" if of_paper else "`rayfed reproduce`"
+        # A name without an item is that of a paper.
+        meant = of_paper or (known if "/" in name else {item.partition("/")[0] for item in known})
         raise InputError(
             f"'{name}': there is no such table or figure in jobs/papers"
-            f"{did_you_mean(name, known)}; `rayfed reproduce` lists them"
+            f"{did_you_mean(name, meant)}; {lists} lists them"
         )
     return known[name]
 

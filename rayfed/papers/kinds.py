@@ -14,6 +14,8 @@ class Kind(NamedTuple):
     papers: str
     # The options that the kind has and others do not have.
     takes: tuple[str, ...] = ()
+    # The measure that a run's job must have; empty if the figure needs none.
+    needs: str = ""
 
 
 KINDS = {
@@ -53,30 +55,40 @@ KINDS = {
         "FedSSD 2a",
         ("x", "of", "by_round"),
     ),
-    "local": Kind("clients:local", "accuracy before and after local training", ""),
+    "local": Kind("clients:local", "accuracy before and after local training", "", needs="local"),
     "in-out": Kind(
         "clients:in_out",
         "the same on a client's own and on other classes",
         "FedNTD 4",
         ("round",),
+        needs="local",
     ),
     "epochs": Kind(
         "epochs:epochs",
         "the same, or a distance, by local epoch",
         "FedNTD 6, FedCSD 1a, 1b, 1c",
         ("of", "round"),
+        needs="epochs",
     ),
     "divergence": Kind(
-        "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
+        "clients:divergence",
+        "distances of weights and of label distributions",
+        "FedNTD 8",
+        needs="drift",
     ),
     "confusion": Kind(
-        "global_model:confusion", "confusion matrices of models", "FedSSD 4", ("round",)
+        "global_model:confusion",
+        "confusion matrices of models",
+        "FedSSD 4",
+        ("round",),
+        needs="confusion",
     ),
     "client": Kind(
         "one_client:client",
         "a client's data, and the class accuracies of its models",
         "FedCAD 2",
         ("client", "round"),
+        needs="confusion",
     ),
     "partition": Kind(
         "partition:of_runs",

@@ -236,15 +236,56 @@ def draw_item(declared: Declared, jobs: Sequence[Job], path: Path, remark: str) 
     draw(declared.item.figure, folders, path, {}, remark=remark, **declared.item.options)
 
 
-def remark_of(declared: Declared, small: bool, overrides: Mapping[str, Any]) -> str:
-    """Return what must stand above a figure that is not of the paper's protocol; '' if it is."""
+def remark_of(
+    declared: Declared, small: bool, overrides: Mapping[str, Any], shown: Sequence[Job], of: int
+) -> str:
+    """Return what must stand above a figure that is not the paper's; '' if nothing must.
+
+    The figure has the runs `shown`, of `of` runs that the item has.
+    """
     from rayfed.papers.items import told_changes
 
     changes = told_changes(overrides)
-    parts = ["small variant"] if small else []
+    parts = [f"small variant ({size_of(shown)})"] if small else []
     if changes:
         parts.append(f"changed: {changes}")
+    if len(shown) < of:
+        parts.append(f"{len(shown)} of {of} runs")
     return f"{declared.name}, not as in the paper: {'; '.join(parts)}" if parts else ""
+
+
+def size_of(jobs: Sequence[Job]) -> str:
+    """Return the data, networks and rounds of runs in words, as names of runs may promise others.
+
+    An example is `fashion-mnist-mini, lenet, 6 rounds`.
+    """
+    from rayfed.report.words import listed
+
+    parts = [
+        listed(dict.fromkeys(job.data.source for job in jobs)),
+        listed(dict.fromkeys(job.model.name for job in jobs)),
+    ]
+    rounds = dict.fromkeys(job.train.num_rounds for job in jobs)
+    word = "round" if [*rounds] == [1] else "rounds"
+    return ", ".join([*parts, f"{listed(rounds)} {word}"])
+
+
+def refuse_undrawable(declared: Declared, jobs: Sequence[Job], path: Path) -> None:
+    """Raise `InputError` before the runs if their figure could not be drawn or written after them.
+
+    The runs may lack the measure that the figure shows.
+    """
+    from rayfed.base.files import refuse_unwritable
+    from rayfed.papers.kinds import KINDS
+
+    needs = KINDS[declared.item.figure].needs
+    for job in jobs:
+        if needs and needs not in job.measure:
+            raise InputError(
+                f"{declared.name} shows numbers of the measure '{needs}', and '{job.name}' has "
+                f"measure = {list(job.measure)}: leave out -s measure=..., or add '{needs}' to it"
+            )
+    refuse_unwritable(path)
 
 
 def picture_of(declared: Declared, output: Path | None, small: bool) -> Path:
@@ -261,7 +302,7 @@ def picture_of(declared: Declared, output: Path | None, small: bool) -> Path:
         )
     end = "-small" if small else ""
     path = output or Path(f"{declared.name.replace('/', '-')}{end}.svg")
-    if path.suffix not in PICTURES:
+    if path.suffix.lower() not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     return path
 
@@ -320,6 +361,7 @@ def reproduce(
         from rayfed.papers.items import item_of, items
 
         known = items()
+        item = item.rstrip("/") if item else item
         of_paper = {name: of for name, of in known.items() if name.startswith(f"{item}/")}
         if item is None or of_paper:
             list_items(of_paper or known)
@@ -331,6 +373,17 @@ def reproduce(
     if listed:
         list_runs(chosen, jobs)
         return
+    if declared.item.figure:
+        every = declared.cells(dict(overrides), small)
+        # Runs that others begin with are not in the figure.
+        before = {cell.after for cell in every}
+        in_figure = [job for job in jobs if job.name not in before]
+        if not in_figure:
+            raise InputError(
+                f"--rows '{rows}': {declared.name} shows the runs that begin with these, and not "
+                f"these; without --rows it has all; `rayfed reproduce {item} --list` lists them"
+            )
+        refuse_undrawable(declared, in_figure, path)
     from rayfed.cli.grid import run_grid
 
     def show(cells: list[Cell]) -> None:
@@ -338,7 +391,6 @@ def reproduce(
 
     run_grid(chosen, jobs, force, other_bits, show)
     if declared.item.figure:
-        # Runs that others begin with are not in the figure.
-        before = {cell.after for cell in chosen}
-        shown = [job for job in jobs if job.name not in before]
-        draw_item(declared, shown, path, remark_of(declared, small, dict(overrides)))
+        of = sum(cell.name not in before for cell in every)
+        remark = remark_of(declared, small, dict(overrides), in_figure, of)
+        draw_item(declared, in_figure, path, remark)
