@@ -36,7 +36,8 @@ IMAGES = {
 TEST_SHARE = 1 / 3
 HOW = (
     "core-hours are rough: rounds x clients x images x the measured cost of a FedAvg step on one "
-    "CPU core; a method with a teacher takes up to twice as much, a GPU far less"
+    "CPU core; a method with a teacher takes up to twice as much, a GPU far less; for data that "
+    "are not here, -s data.root=FOLDER says where you have them"
 )
 SENTENCE = re.compile(r"(.+?(?<!Trans)(?<!Fig)(?<!al))[.:] (?=[A-Z0-9])")
 # Most characters of the text that says what a table shows.
@@ -63,11 +64,10 @@ class Cost(NamedTuple):
         counts = [_counted(self.methods, "method"), _counted(self.settings, "setting")]
         names = [name if here else f"{name} (not here)" for name, here in self.sources.items()]
         data = ", ".join(names)
-        hours = "cost not known"
-        if self.core_hours is not None:
-            hours = f"about {_rounded(self.core_hours)} core-hours"
+        hours = "cost not known" if self.core_hours is None else _work(self.core_hours)
         runs = _counted(self.runs, "run")
-        return f"{' x '.join(counts)}, {runs} of {rounds} rounds; {data}; {hours}"
+        word = "round" if most == 1 else "rounds"
+        return f"{' x '.join(counts)}, {runs} of {rounds} {word}; {data}; {hours}"
 
 
 def shows(file: Path) -> str:
@@ -98,9 +98,12 @@ def cost_of(cells: Sequence[Cell]) -> Cost:
         sources[source] = is_here(source, str(_value(cell, "data", "root", Data.root)))
     seconds = [_seconds(cell) for cell in cells]
     known = [of_cell for of_cell in seconds if of_cell is not None]
+    # A run with which others begin has a method and a setting of its own.
+    first = {cell.after for cell in cells}
+    compared = [cell for cell in cells if cell.name not in first] or cells
     return Cost(
-        methods=len({cell.method for cell in cells}),
-        settings=len({cell.setting for cell in cells}),
+        methods=len({cell.method for cell in compared}),
+        settings=len({cell.setting for cell in compared}),
         runs=len(cells),
         rounds=(min(rounds), max(rounds)),
         sources=sources,
@@ -148,13 +151,17 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def _rounded(hours: float) -> str:
-    """Return hours with one digit: more digits would be a promise.
+def _work(hours: float) -> str:
+    """Return the time of one core in words, with one digit: more digits would be a promise.
 
-    >>> _rounded(0.034), _rounded(7.7), _rounded(1234.5)
-    ('0.03', '8', '1,000')
+    >>> _work(0.01), _work(0.034)
+    ('less than a core-minute', 'about 2 core-minutes')
+    >>> _work(7.7), _work(1234.5)
+    ('about 8 core-hours', 'about 1,000 core-hours')
     """
-    rounded = float(f"{hours:.1g}")
-    if hours < 1:
-        return f"{rounded:,.2f}".rstrip("0").rstrip(".")
-    return f"{rounded:,.0f}"
+    minutes = 60 * hours
+    if minutes < 1:
+        return "less than a core-minute"
+    amount, unit = (minutes, "minute") if hours < 1 else (hours, "hour")
+    number = float(f"{amount:.1g}")
+    return f"about {number:,.0f} core-{unit}{'' if number == 1 else 's'}"

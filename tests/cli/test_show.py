@@ -232,7 +232,7 @@ def test_a_cost_is_that_of_all_images_of_all_rounds_and_names_the_data_that_are_
     assert cost.core_hours == pytest.approx(seconds / 3600)
     assert (
         cost.in_words()
-        == "2 methods x 1 setting, 4 runs of 10 rounds; mnist (not here); about 0.1 core-hours"
+        == "2 methods x 1 setting, 4 runs of 10 rounds; mnist (not here); about 7 core-minutes"
     )
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     assert cost_of(expand(tables)).sources == {"mnist": True}
