@@ -111,6 +111,35 @@ def test_a_difference_that_is_not_the_methods_alone_is_told(run, method, told):
     assert notes == ([f"other, third: not only another method than avg: {words}"] if told else [])
 
 
+def begun_with(run, first):
+    """Return a run that began with the last weights of another."""
+    weights = f"runs/{first.name}/checkpoints/round-00002.safetensors"
+    return replace(run, job={**run.job, "model": {**run.job["model"], "weights": weights}})
+
+
+def test_a_value_that_is_empty_is_told(run):
+    plain, other = run("x/avg", 0, 0.5), run("x/other", 0, 0.6)
+    other = begun_with(replace(other, job={**other.job, "method": "fedavg"}), run("y/z", 0, 0.5))
+    (note,) = sheet([plain, other], "text").notes
+    weights = "'runs/y/z/seed-0/checkpoints/round-00002.safetensors'"
+    assert note.endswith(f"than avg: model.weights = {weights} and not ''")
+
+
+def test_a_first_run_is_no_reference_unless_it_is_asked_for(run):
+    """Its difference from what follows would compare training with what comes after it."""
+    first = run("g/first", 0, 0.2, 0.5)
+    ntd, prox = (begun_with(run(f"g/{name}", 0, 0.3, 0.6), first) for name in ("ntd", "prox"))
+    ntd = replace(ntd, job={**ntd.job, "method": "fedntd"})
+    made = rows([first, ntd, prox])
+    assert [row.difference and row.difference.reference for row in made] == [None, None, "ntd"]
+    assert "from" not in sheet([first, ntd, prox], "text").head, "there is one reference"
+    lines = sheet([first, ntd, prox], "text", columns="difference").lines
+    assert lines == [["first", "comes first"], ["ntd", "reference"], ["prox", "+0.00"]]
+    asked = rows([first, ntd, prox], reference="first")
+    of_first = [row.difference and row.difference.reference for row in asked]
+    assert of_first == [None, "first", "first"]
+
+
 def test_figures_and_differences_by_hand(run):
     """Pairs by seed: +10, +20 and +30 points in the last round, although the runs come in another
     order.

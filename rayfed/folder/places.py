@@ -171,6 +171,19 @@ def _refuse_locked(folder: Path, name: str) -> None:
             pass
 
 
+def is_checkpoint_of(weights: str, name: str) -> bool:
+    """Say whether a path of weights is a checkpoint in the folder of the run with a name.
+
+    The path is compared by its end, because the folder of all runs may have been moved since.
+
+    >>> is_checkpoint_of("runs/g/first/checkpoints/round-00002.safetensors", "g/first")
+    True
+    >>> is_checkpoint_of("", "g/first")
+    False
+    """
+    return Path(weights).parent.match(f"{name}/checkpoints")
+
+
 def is_done(job: Job) -> bool:
     """Say whether the job's complete results are in its folder.
 

@@ -1,20 +1,21 @@
 """Runs as a table, as papers print it.
 
 A row has means over seeds, and a paired difference from FedAvg, or from the first run if there is
-no FedAvg. Accuracies are in percent. Two runs are a pair if they have the same data, partition,
-seed and number of rounds. Then only the method, or whatever else their jobs say, differs between
-them.
+no FedAvg. Runs with whose weights others begin are not compared with them. Accuracies are in
+percent. Two runs are a pair if they have the same data, partition, seed and number of rounds. Then
+only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.errors import InputError, did_you_mean, told
+from rayfed.folder.places import is_checkpoint_of
 from rayfed.job import MEASURE, differences, flat
 from rayfed.measures import metrics
 from rayfed.report.forms import (
@@ -53,6 +54,8 @@ HEADS = {
 
 # Rows are compared with the run of this name unless another one is named.
 REFERENCE = "fedavg"
+# Stands in place of the difference of runs with whose weights others begin.
+BEFORE = "comes first"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Row:
     # None for a reference.
     difference: Difference | None
     # If a reference is not the first row: in what it differs, so that the two are not compared.
+    # `BEFORE` for runs with whose weights others begin.
     unlike: str
 
 
@@ -101,10 +105,11 @@ def rows(runs: Sequence[Run], figure: str = "last", reference: str = "") -> list
     The difference of a row is in one of its `figures`, from a reference. That is the group named
     `reference`, by its name or the end of its name, if it has the pairs of a row. Otherwise it is
     the first group that has them. If no `reference` is given, it is fedavg, where that is there: so
-    the end of a grid, the table and the page have one reference. Runs without an evaluated round
-    are left out. Raises `InputError` if no other is there, for a `reference` that no group has, for
-    a run without the number `figure`, and for two runs in a group that are a pair: they would count
-    as two seeds.
+    the end of a grid, the table and the page have one reference. A group with whose weights others
+    begin is a reference only if it is named: otherwise the difference would compare training with
+    what follows it. Runs without an evaluated round are left out. Raises `InputError` if no other
+    is there, for a `reference` that no group has, for a run without the number `figure`, and for
+    two runs in a group that are a pair: they would count as two seeds.
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
@@ -113,10 +118,14 @@ def rows(runs: Sequence[Run], figure: str = "last", reference: str = "") -> list
             "table"
         )
     made: list[Row] = []
+    before: list[Row] = []
     for name, group in _references_first(groups, reference):
-        made.append(_row(name, group, figure, made))
+        if _is_named(name, group, reference) or not _comes_first(group, groups):
+            made.append(_row(name, group, figure, made))
+        else:
+            before.append(replace(_row(name, group, figure, []), unlike=BEFORE))
     order = shorten(groups)
-    return sorted(made, key=lambda row: order.index(row.name))
+    return sorted(made + before, key=lambda row: order.index(row.name))
 
 
 def _row(name: str, group: Group, figure: str, above: Sequence[Row]) -> Row:
@@ -158,16 +167,34 @@ def _references_first(groups: Sequence[Group], reference: str) -> list[tuple[str
     """Return the groups with their names: references stand before the groups compared with them."""
     names = shorten(groups)
     named = list(zip(names, groups, strict=True))
-    ending = f"/{reference or REFERENCE}"
     at_first = set()
     for name, group in named:
-        # The name may be a label, so the group's own name counts as well.
-        if f"/{name}".endswith(ending) or f"/{group.name}".endswith(ending):
+        if _is_named(name, group, reference or REFERENCE):
             at_first.add(name)
     if reference and not at_first:
         nearest = did_you_mean(reference, names)
         raise InputError(f"--from {reference}: no run has this name{nearest}")
     return sorted(named, key=lambda pair: pair[0] not in at_first)
+
+
+def _is_named(name: str, group: Group, reference: str) -> bool:
+    """Say whether a reference that is given means a group with this name."""
+    ending = f"/{reference}"
+    # The name may be a label, so the group's own name counts as well.
+    return f"/{name}".endswith(ending) or f"/{group.name}".endswith(ending)
+
+
+def _comes_first(group: Group, groups: Sequence[Group]) -> bool:
+    """Say whether runs of other groups begin with the weights of a run of a group."""
+    names = [run.name for run in group.runs + group.behind]
+    for other in groups:
+        if other is group:
+            continue
+        for run in other.runs + other.behind:
+            weights = run.job["model"].get("weights", "")
+            if any(is_checkpoint_of(weights, name) for name in names):
+                return True
+    return False
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -361,7 +388,7 @@ def _unasked(made: Sequence[Row], heads: Iterable[str], figure: str) -> set[str]
     """Return the keys of the columns that a table leaves out unless they are asked for."""
     unasked = {key for key in heads if key not in (figure, *HEADS)}
     # If there is a single reference, the column of references says nothing.
-    if sum(not row.pairs for row in made) < 2:
+    if sum(not row.pairs and row.unlike != BEFORE for row in made) < 2:
         unasked.add("from")
     return unasked
 
@@ -417,7 +444,7 @@ def _not_the_method_alone(made: Sequence[Row]) -> list[str]:
             # Pairs have the same partition and rounds, and methods were compared above.
             is_of_a_pair = key.startswith(("method", "data.partition", "train.num_rounds"))
             if not is_of_a_pair and theirs[key] != ours[key]:
-                found.append(f"{key} = {ours[key]} and not {theirs[key]}")
+                found.append(f"{key} = {told(ours[key])} and not {told(theirs[key])}")
         if found:
             text = f"not only another method than {row.difference.reference}: {', '.join(found)}"
             rows_by_text.setdefault(text, []).append(row.name)
