@@ -441,7 +441,10 @@ def test_runs_whose_first_run_fails_are_not_run(folder):
         ({"name": "x"}, "leave 'name' out"),
         ({"seed": 3}, "leave 'seed' out"),
         ({"output.checkpoints": "x"}, "leave output.checkpoints out"),
+        ({"output.path": "x"}, r"leave 'output\.path' out.* -s output\.path=FOLDER"),
+        ({"output": {"path": "x"}}, r"leave 'output\.path' out"),
         (3, "this is a table of dotted keys"),
+        ([], "this is a table of dotted keys"),
     ],
 )
 def test_a_first_run_that_cannot_be_is_refused(staged, first, message):
@@ -453,6 +456,11 @@ def test_a_first_run_that_cannot_be_is_refused(staged, first, message):
 def test_weights_of_their_own_and_of_a_first_run_are_refused(staged):
     with pytest.raises(InputError, match=r"leave model\.weights out"):
         expand(staged, {"model.weights": "x.safetensors"})
+
+
+def test_a_first_run_without_values_is_none(tables, staged):
+    """So `-s grid.first={}` leaves out the first run of a job file."""
+    assert expand(staged, {"grid.first": {}}) == expand(tables)
 
 
 # A paper's table

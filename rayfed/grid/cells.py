@@ -35,6 +35,14 @@ OWN = ("seeds", "setting", "method", "first")
 SECTIONS = ("data", "train", "clients", "ray", "output")
 # The last step but the seed of the name of a run that comes first.
 FIRST = "first"
+# What `grid.first` cannot give, and why.
+NAMED = f"the run is named {FIRST}, and there is one for each seed"
+NOT_FIRST = {
+    "name": NAMED,
+    "seed": NAMED,
+    # The table of the grid lies there too, and comes from all runs.
+    "output.path": "the runs of a grid are in one folder; for all of them: -s output.path=FOLDER",
+}
 # What one list of the grid gives: each entry has a name, and values by dotted key.
 Axis = list[dict[str, Any]]
 
@@ -138,9 +146,10 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 def _first(table: Any) -> dict[str, Any] | None:
     """Return the overrides of the run that comes first; None if the grid has no such run.
 
-    Raises `InputError` if they are not a table, or give what the grid gives to all runs.
+    Raises `InputError` if they are not a table, or if they give a key of `NOT_FIRST`.
     """
-    if not isinstance(table, Mapping) or "first" not in table:
+    # `{}` is the default of the key.
+    if not isinstance(table, Mapping) or table.get("first", {}) == {}:
         return None
     first = table["first"]
     if not isinstance(first, Mapping):
@@ -149,12 +158,9 @@ def _first(table: Any) -> dict[str, Any] | None:
             'first = { "train.num_rounds" = 10 }'
         )
     overrides = _entry(first)
-    for key in ("name", "seed"):
+    for key, reason in NOT_FIRST.items():
         if key in overrides:
-            raise InputError(
-                f"grid.first: leave '{key}' out; the run is named {FIRST}, and there is one for "
-                "each seed"
-            )
+            raise InputError(f"grid.first: leave '{key}' out; {reason}")
     return overrides
 
 
