@@ -454,8 +454,17 @@ def test_a_first_run_that_cannot_be_is_refused(staged, first, message):
 
 
 def test_weights_of_their_own_and_of_a_first_run_are_refused(staged):
-    with pytest.raises(InputError, match=r"leave model\.weights out"):
+    message = r"leave model\.weights out.*first = \{ \"model\.weights\" = \"x\.safetensors\", "
+    with pytest.raises(InputError, match=message):
         expand(staged, {"model.weights": "x.safetensors"})
+
+
+def test_a_first_run_may_begin_with_weights_from_a_file(staged):
+    staged["grid"]["first"]["model.weights"] = "x.safetensors"
+    cells = expand(staged)
+    weights = [cell.job().model.adapt.weights for cell in cells[:3]]
+    last = "runs/g/first/seed-0/checkpoints/round-00002.safetensors"
+    assert weights == ["x.safetensors", "x.safetensors", last]
 
 
 def test_a_first_run_without_values_is_none(tables, staged):

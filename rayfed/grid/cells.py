@@ -170,24 +170,30 @@ def _after(cell: Cell, firsts: Sequence[Cell]) -> Cell:
     Raises `InputError` if it has another network, or weights of its own.
     """
     (first,) = [other for other in firsts if other.tables["seed"] == cell.tables["seed"]]
-    model, other_model = _model(cell), _model(first)
-    if model != other_model:
+    model, weights = _model(cell)
+    # The first run may have weights to begin with.
+    first_model, _ = _model(first)
+    if model != first_model:
         raise InputError(
             f"grid.first: '{cell.name}' has another network than the first run, whose weights it "
-            f"begins with: model = {told(model)} here, {told(other_model)} there"
+            f"begins with: model = {told(model)} here, {told(first_model)} there; leave the "
+            "network out of grid.first and of the grid's lists; for all runs: -s model=NAME"
         )
-    if model.get("weights"):
+    if weights:
         raise InputError(
-            "grid.first: all runs begin with the weights of the first run; leave model.weights out"
+            f"grid.first: '{cell.name}' begins with the weights of the first run; leave "
+            "model.weights out, or give them to the first run alone: "
+            f'first = {{ "model.weights" = "{weights}", ... }}'
         )
     tables = override(cell.tables, {"model": model | {"weights": _last_weights(first)}})
     return replace(cell, tables=tables, after=first.name)
 
 
-def _model(cell: Cell) -> dict[str, Any]:
-    """Return the [model] table of a cell."""
+def _model(cell: Cell) -> tuple[dict[str, Any], Any]:
+    """Return the [model] table of a cell without its weights, and the path of these, or ''."""
     model = cell.tables.get("model", "cnn")
-    return {"name": model} if isinstance(model, str) else dict(model)
+    table = {"name": model} if isinstance(model, str) else dict(model)
+    return table, table.pop("weights", "")
 
 
 def _last_weights(first: Cell) -> str:
