@@ -426,6 +426,41 @@ def test_the_second_stage_begins_where_the_first_ended(folder, staged):
     assert again.stdout.startswith("2 of 3 runs done already\n")
 
 
+def test_a_first_run_does_not_leave_the_runs_that_began_with_its_weights(folder):
+    (folder / "grid.toml").write_text(GRID.replace("seeds = [0, 1]", FIRST))
+    rounds = folder / "runs/g/first/seed-0/summary.json"
+    grid = ("run", "grid.toml", "--only")
+    assert rayfed(*grid, "two/avg/seed-0").exit_code == 0
+    longer = ("-s", FIRST.partition("\n")[2].replace("first = ", "grid.first=").replace("2", "3"))
+    # The runs that a command leaves out count too.
+    for chosen in (["two/avg/seed-0"], ["first/seed-0"], ["two/prox/seed-0", "--force"]):
+        refused = rayfed(*grid, *chosen, *longer)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(
+            "error: grid.first: 'runs/g/two/avg/seed-0' began with the weights of round 2 of "
+            "'g/first/seed-0', which would end after round 3; choose one:\n"
+        )
+        assert "-s name=NEW\n" in refused.stderr
+        assert "--force" in refused.stderr
+        assert not refused.stdout
+        assert json.loads(rounds.read_text())["rounds"] == 2
+    assert rayfed(*grid, "two/avg/seed-0").stdout.startswith("2 of 2 runs done already\n")
+    replaced = rayfed(*grid, "two/avg/seed-0", *longer, "--force")
+    assert replaced.exit_code == 0, replaced.output
+    assert json.loads(rounds.read_text())["rounds"] == 3
+
+
+def test_a_first_run_with_whose_weights_none_began_continues(folder):
+    (folder / "grid.toml").write_text(GRID.replace("seeds = [0, 1]", FIRST))
+    for num_rounds in (2, 3):
+        first = FIRST.partition("\n")[2].replace("first = ", "grid.first=")
+        changed = first.replace("2", str(num_rounds))
+        done = rayfed("run", "grid.toml", "--only", "first/seed-0", "-s", changed)
+        assert done.exit_code == 0, done.output
+    summary = json.loads((folder / "runs/g/first/seed-0/summary.json").read_text())
+    assert summary["rounds"] == 3
+
+
 def test_runs_whose_first_run_fails_are_not_run(folder):
     lost = GRID.replace("seeds = [0, 1]", FIRST).replace('num_clients" = 3', 'num_clients" = 1000')
     (folder / "grid.toml").write_text(lost)

@@ -16,12 +16,12 @@ from rayfed.cli.exits import Failure
 from rayfed.cli.report import print_sheet
 from rayfed.experiment import RUNS_NAMED
 from rayfed.folder.found import write_order
-from rayfed.folder.places import folder_of, is_done
+from rayfed.folder.places import choices, folder_of, is_checkpoint_of, is_done
 from rayfed.folder.provenance import changed_since
 from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
-from rayfed.job import Job
+from rayfed.job import Job, flat, read_toml
 from rayfed.observers.display import cell_text, quiet_lines
 from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
@@ -40,8 +40,10 @@ def run_grid(
 ) -> None:
     """Run the jobs that are not done, with a line for each, then `show` the results of all cells.
 
-    The jobs are those of the chosen cells. Raises `Failure` if a run has failed.
+    The jobs are those of the chosen cells. Raises `Failure` if a run has failed, and `InputError`
+    before anything starts if a first run would leave runs that began with its weights.
     """
+    _refuse_left_behind(cells, jobs, force)
     done = [] if force else [job for job in jobs if is_done(job)]
     done_names = {job.name for job in done}
     todo = [job for job in jobs if job.name not in done_names]
@@ -109,6 +111,41 @@ def _in_stages(
                 file=sys.stderr,
             )
             return
+
+
+def _refuse_left_behind(cells: Sequence[Cell], jobs: Sequence[Job], force: bool) -> None:
+    """Raise `InputError` if a first run would end after another round than runs began with.
+
+    Such runs could neither be continued nor be skipped as done. All count that `force` does not
+    replace, also if they are not among the jobs.
+    """
+    needed = {cell.after for cell in cells}
+    replaced = {folder_of(job) for job in jobs} if force else set()
+    ways = choices()
+    if force:
+        ways += "\n--force replaces only the runs that you choose; choose this one too"
+    for first in jobs:
+        if first.name not in needed:
+            continue
+        grid = folder_of(replace(first, name=cells[0].grid))
+        last = first.train.num_rounds
+        for folder, number in _began_with(first.name, grid):
+            if number != last and folder not in replaced:
+                raise InputError(
+                    f"grid.first: '{folder}' began with the weights of round {number} of "
+                    f"'{first.name}', which would end after round {last}; {ways}"
+                )
+
+
+def _began_with(first: str, grid: Path) -> Generator[tuple[Path, int]]:
+    """Yield each run in a grid's folder that began with weights of a first run, and their round."""
+    for file in sorted(grid.rglob("job.toml")):
+        # A run whose job is damaged says so when it is run.
+        with suppress(InputError):
+            weights = str(flat(read_toml(file)).get("model.weights", ""))
+            number = Path(weights).stem.removeprefix("round-")
+            if is_checkpoint_of(weights, first) and number.isdecimal():
+                yield file.parent, int(number)
 
 
 def _note_order(cells: list[Cell], jobs: list[Job]) -> None:
