@@ -13,6 +13,7 @@ import click
 from rayfed.base.console import aligned, busy, shown
 from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.cli.options import RUN, Labels, label_option, starting
+from rayfed.folder.places import is_checkpoint_of
 from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
@@ -177,14 +178,11 @@ def without_first(runs: Sequence[Run], measure: str) -> list[Run]:
 
     So the folder of a grid with `grid.first` can be drawn. No `measure` leaves all runs in.
     """
-    begun_with: set[Path] = set()
-    for run in runs:
-        weights = run.job["model"].get("weights")
-        if weights:
-            begun_with |= {*Path(weights).resolve().parents}
+    weights = [run.job["model"].get("weights", "") for run in runs]
     kept = []
     for run in runs:
         lacks_measure = measure and measure not in run.job["measure"]
-        if not (lacks_measure and run.folder.resolve() in begun_with):
+        comes_first = any(is_checkpoint_of(path, run.name) for path in weights)
+        if not (lacks_measure and comes_first):
             kept.append(run)
     return kept
