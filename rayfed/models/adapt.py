@@ -138,6 +138,9 @@ def _read_weights(path: str) -> Weights:
     if Path(path).is_dir():
         files = sorted(file.name for file in Path(path).glob("*.safetensors"))
         listing = f"; in it are {', '.join(files[:FILES_NAMED])}" if files else ""
+        best = Path(path) / "checkpoints/best.safetensors"
+        if best.is_file():
+            listing = f"; it is a run's folder, so the best model's is '{best}'"
         raise InputError(f"{key} is a folder; give one safetensors file{listing}{_joining(files)}")
     if path.endswith(".index.json"):
         raise InputError(
