@@ -338,6 +338,11 @@ def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
     np.testing.assert_allclose(
         first, [[0, last], [runs[0].environment["unevenness"]["hellinger"], last]], atol=1e-7
     )
+    # A line does not join settings of other data.
+    data = runs[0].job["data"] | {"source": "mnist"}
+    other = replace(even, job={**even.job, "data": data})
+    lines = drawn(uneven.unevenness, [*runs, other]).axes[0].get_legend_handles_labels()[0]
+    assert [len(of_line.lines[0].get_xydata()) for of_line in lines] == [1, 1, 1]
     with pytest.raises(InputError, match="equally uneven"):
         uneven.unevenness(runs)
 

@@ -27,9 +27,9 @@ MEASURES = {
 def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
     """Draw the last accuracy by each measure of unevenness in which the runs' partitions differ.
 
-    There is a line for each method. A point is a setting: the mean over its seeds, with the
-    standard deviation of the accuracy as an error bar. Raises `InputError` if no measure differs,
-    or if a run has no partition.
+    There is a line for each method, data set and network. A point is a setting: the mean over its
+    seeds, with the standard deviation of the accuracy as an error bar. Raises `InputError` if no
+    measure differs, or if a run has no partition.
     """
     for run in runs:
         if not len(run.partition["count"]):
@@ -48,7 +48,10 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
         )
     methods: dict[str, list[int]] = {}
     for number, row in enumerate(settings):
-        methods.setdefault(json.dumps(row.runs[0].job["method"]), []).append(number)
+        job = row.runs[0].job
+        # Settings of other data or networks have another level, so a line would mislead.
+        line = json.dumps([job["method"], job["data"]["source"], job["model"]])
+        methods.setdefault(line, []).append(number)
     caption = (
         f"Last accuracy by unevenness: n = {span(len(row.runs) for row in settings)} seeds per "
         "point"
