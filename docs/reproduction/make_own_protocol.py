@@ -1,21 +1,23 @@
-"""FedCAD and FedSSD in the protocols of their own papers: from runs to docs/reproduction.md.
+"""FedCAD, FedSSD and MNIST in the protocols of the papers: from runs to docs/reproduction.md.
 
-    python docs/reproduction/make_own_protocol.py runs/fedssd-table2
+    python docs/reproduction/make_own_protocol.py runs/fedssd-table2 runs/fedssd-mean
+    python docs/reproduction/make_own_protocol.py runs/fedntd-table1 runs/fedlmd-table3
     rayfed table runs/fedcad-fig2 --paper fedcad/fig2 -o fedcad-fig2.csv
     python docs/reproduction/make_own_protocol.py fedcad-fig2.csv
     python docs/reproduction/make_own_protocol.py
 
-The first adds the rounds of runs, also of those that have not ended. The next two add our numbers
-beside those of a figure. The last makes the page's tables alone.
+The first two add the rounds of runs, also of those that have not ended. The next two add our
+numbers beside those of a figure. The last makes the page's tables alone.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from make_full_size import Runs, by_run
+from make_full_size import PAPERS, Runs, by_run
 from make_reproduction import (
     LAST,
     PAGE,
@@ -37,8 +39,17 @@ from rayfed.report.words import spread, stat_text
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pages import from_shell, put, refuse_another_job
 
-PAPER = "fedssd/table2"
-JOB = ROOT / f"jobs/papers/{PAPER}.toml"
+# Table of the page -> how the names of its partitions begin, and what the papers print there.
+TABLES = {
+    "own protocol": ("cifar10-", {("fedssd/table2", "last"): "last, FedSSD, Table 2 (100 rounds)"}),
+    "mnist": ("mnist-", PAPERS),
+}
+JOBS = [ROOT / f"jobs/papers/{paper}.toml" for _, papers in TABLES.values() for paper, _ in papers]
+# FedSSD in another reading of its paper is called so, and has a job of its own.
+MEAN = "fedssd-mean"
+JOBS.append(RECORDS / f"{MEAN}.toml")
+# Runs that have not ended are compared here: the rounds from the first to before the second.
+EARLY = slice(30, 40)
 FILE = RECORDS / "own-protocol.csv"
 FIGURE = RECORDS / "fedcad-fig2.csv"
 # The columns of the figure's numbers that are kept.
@@ -46,36 +57,45 @@ KEPT = ("run", "metric", "ours", "paper")
 
 
 def records(folder: Path) -> Rows:
-    """Return the rounds of all runs of the job in a folder."""
+    """Return the rounds of all runs of the jobs in a folder."""
     rows: Rows = []
     for place in find_runs(folder):
-        refuse_another_job(place, JOB)
+        refuse_another_job(place, *JOBS)
         partition, method, seed = place.parts[-3:]
         named = {"partition": partition, "method": method, "seed": seed}
         rows += [{**named, **row} for row in rounds_of(read_run(place))]
     return rows
 
 
-def each_run(runs: Runs) -> str:
-    """Return a table with a line for each run."""
+def each_run(runs: Runs, begins: str, papers: Mapping[tuple[str, str], str]) -> str:
+    """Return a table with a line for each run whose partition's name begins so.
+
+    `papers` has the paper's table and the number of a run that it prints, and the column's name.
+    """
     lines = []
     for (partition, method, seed), rows in sorted(runs.items()):
+        if not partition.startswith(begins):
+            continue
         accuracy = curve(rows, "test_accuracy")
         lines.append(
             [
-                partition.removeprefix("cifar10-"),
-                f"[{method}](methods/{method}.md)",
+                partition.removeprefix(begins),
+                f"[{method}](methods/{'fedssd' if method == MEAN else method}.md)",
                 seed.removeprefix("seed-"),
                 str(len(accuracy)),
+                stat_text(spread(accuracy[EARLY].tolist()), 1),
                 f"{accuracy.max():.1f} ({accuracy.argmax() + 1})",
                 f"{accuracy[-1]:.1f}",
                 stat_text(spread(accuracy[-LAST:].tolist()), 1),
-                printed(PAPER, method, "test_accuracy", "last", partition),
+                *(
+                    printed(paper, method, "test_accuracy", number, partition)
+                    for paper, number in papers
+                ),
             ]
         )
-    head = ["partition", "method", "seed", "rounds", "best (round)", "last"]
-    head += [f"mean of the last {LAST}", "last, FedSSD, Table 2 (100 rounds)"]
-    return table(head, lines)
+    early = f"mean of rounds {EARLY.start + 1} to {EARLY.stop}"
+    head = ["partition", "method", "seed", "rounds", early, "best (round)", "last"]
+    return table([*head, f"mean of the last {LAST}", *papers.values()], lines)
 
 
 def of_figure(rows: Rows) -> str:
@@ -106,8 +126,8 @@ def main(*places: str) -> None:
         write([row for key in sorted(runs) for row in runs[key]], FILE)
     write(figure, FIGURE)
     tables = {"fedcad fig2": of_figure(figure)}
-    if runs:
-        tables["own protocol"] = each_run(runs)
+    for name, (begins, papers) in TABLES.items():
+        tables[name] = each_run(runs, begins, papers)
     PAGE.write_text(put(PAGE.read_text(), tables))
 
 
