@@ -77,13 +77,14 @@ def each_run(runs: Runs, begins: str, papers: Mapping[tuple[str, str], str]) -> 
         if not partition.startswith(begins):
             continue
         accuracy = curve(rows, "test_accuracy")
+        early = accuracy[EARLY].tolist()
         lines.append(
             [
                 partition.removeprefix(begins),
                 f"[{method}](methods/{'fedssd' if method == MEAN else method}.md)",
                 seed.removeprefix("seed-"),
                 str(len(accuracy)),
-                stat_text(spread(accuracy[EARLY].tolist()), 1),
+                stat_text(spread(early), 1) if early else "-",
                 f"{accuracy.max():.1f} ({accuracy.argmax() + 1})",
                 f"{accuracy[-1]:.1f}",
                 stat_text(spread(accuracy[-LAST:].tolist()), 1),
@@ -93,8 +94,8 @@ def each_run(runs: Runs, begins: str, papers: Mapping[tuple[str, str], str]) -> 
                 ),
             ]
         )
-    early = f"mean of rounds {EARLY.start + 1} to {EARLY.stop}"
-    head = ["partition", "method", "seed", "rounds", early, "best (round)", "last"]
+    head = ["partition", "method", "seed", "rounds"]
+    head += [f"mean of rounds {EARLY.start + 1} to {EARLY.stop}", "best (round)", "last"]
     return table([*head, f"mean of the last {LAST}", *papers.values()], lines)
 
 
