@@ -159,7 +159,7 @@ def nearest_rounds(measured: np.ndarray, round: int) -> str:
     """Say which measured rounds are next to a round.
 
     >>> nearest_rounds(np.array([3, 6, 9]), 5), nearest_rounds(np.array([3]), 99)
-    ('the measured rounds next to it are 3 and 6', 'the measured round next to it is 3')
+    ('the measured rounds next to it are 3, 6', 'the measured round next to it is 3')
     """
     before, after = measured[measured < round], measured[measured > round]
     near = [*before[-1:].tolist(), *after[:1].tolist()]

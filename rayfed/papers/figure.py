@@ -13,7 +13,6 @@ import click
 from rayfed.base.console import aligned, busy, shown
 from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.cli.options import RUN, Labels, label_option, starting
-from rayfed.folder.places import is_checkpoint_of
 from rayfed.papers.backend import import_matplotlib
 from rayfed.papers.kinds import KINDS
 from rayfed.papers.style import PICTURES
@@ -122,9 +121,12 @@ def figure(
         print(aligned(rows))
         return
     if kind not in KINDS and Path(kind).exists():
+        given_words = [kind, *map(str, runs)]
+        meant_kind = next((word for word in given_words if word in KINDS), "curves")
+        places = [word for word in given_words if word not in KINDS]
         raise InputError(
-            f"rayfed figure KIND RUN...: name the kind of figure before the runs, such as: rayfed "
-            f"figure curves {shlex.join([kind, *map(str, runs)])}; `rayfed figure` lists the kinds"
+            "rayfed figure KIND RUN...: name the kind of figure before the runs, such as: rayfed "
+            f"figure {meant_kind} {shlex.join(places)}; `rayfed figure` lists the kinds"
         )
     if kind not in KINDS:
         meant = MEANT.get(kind, "")
@@ -178,6 +180,8 @@ def without_first(runs: Sequence[Run], measure: str) -> list[Run]:
 
     So the folder of a grid with `grid.first` can be drawn. No `measure` leaves all runs in.
     """
+    from rayfed.folder.places import is_checkpoint_of
+
     weights = [run.job["model"].get("weights", "") for run in runs]
     kept = []
     for run in runs:
