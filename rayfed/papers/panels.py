@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rcParams, style
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -97,10 +97,12 @@ def wrap_title(panel: Axes, inches: float) -> None:
         return
     # An axis takes a tenth of its share, at least.
     letters = max(int(0.9 * inches / place.get_gridspec().ncols / GLYPH), 1)
-    lines: list[str] = []
-    for line in panel.get_title(rcParams["axes.titlelocation"]).split("\n"):
-        lines += textwrap.wrap(line, letters, break_on_hyphens=False) or [line]
-    panel.set_title("\n".join(lines))
+    # Titles stand at the left, but for those of panels with three dimensions.
+    for side in ("left", "center"):
+        lines: list[str] = []
+        for line in panel.get_title(side).split("\n"):
+            lines += textwrap.wrap(line, letters, break_on_hyphens=False) or [line]
+        panel.set_title("\n".join(lines), loc=side)
 
 
 def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
