@@ -180,13 +180,11 @@ def without_first(runs: Sequence[Run], measure: str) -> list[Run]:
 
     So the folder of a grid with `grid.first` can be drawn. No `measure` leaves all runs in.
     """
-    from rayfed.folder.places import is_checkpoint_of
+    from rayfed.report.read import comes_first
 
-    weights = [run.job["model"].get("weights", "") for run in runs]
     kept = []
     for run in runs:
         lacks_measure = measure and measure not in run.job["measure"]
-        comes_first = any(is_checkpoint_of(path, run.name) for path in weights)
-        if not (lacks_measure and comes_first):
+        if not (lacks_measure and comes_first(run, runs)):
             kept.append(run)
     return kept

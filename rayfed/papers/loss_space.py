@@ -19,7 +19,7 @@ from torch.func import functional_call, grad
 from rayfed.measures.clients import sampled
 from rayfed.papers.models import SEED, opened
 from rayfed.papers.panels import apart, legend, line, panels, single, span
-from rayfed.report.measured import test_examples
+from rayfed.report.measured import num_test_examples
 from rayfed.report.read import Run
 from rayfed.rounds.evaluation import batches_of_test, evaluating
 from rayfed.rounds.setup import Setup
@@ -82,7 +82,7 @@ def loss_space(setup: Setup, weights: Weights, images: int) -> LossSpace:
 
 def images_of(runs: Sequence[Run], most: int) -> str:
     """Return on how many test images the loss is taken: `most`, or all if there are fewer."""
-    return span(min(most, test_examples(run)) for run in runs)
+    return span(min(most, num_test_examples(run)) for run in runs)
 
 
 def noise(

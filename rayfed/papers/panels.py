@@ -99,10 +99,10 @@ def wrap_title(panel: Axes, inches: float) -> None:
     letters = max(int(0.9 * inches / place.get_gridspec().ncols / GLYPH), 1)
     # Titles stand at the left, but for those of panels with three dimensions.
     for side in ("left", "center"):
-        lines: list[str] = []
-        for line in panel.get_title(side).split("\n"):
-            lines += textwrap.wrap(line, letters, break_on_hyphens=False) or [line]
-        panel.set_title("\n".join(lines), loc=side)
+        fitting: list[str] = []
+        for words in panel.get_title(side).split("\n"):
+            fitting += textwrap.wrap(words, letters, break_on_hyphens=False) or [words]
+        panel.set_title("\n".join(fitting), loc=side)
 
 
 def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:

@@ -237,11 +237,15 @@ def draw_item(declared: Declared, jobs: Sequence[Job], path: Path, remark: str) 
 
 
 def remark_of(
-    declared: Declared, small: bool, overrides: Mapping[str, Any], shown: Sequence[Job], of: int
+    declared: Declared,
+    small: bool,
+    overrides: Mapping[str, Any],
+    shown: Sequence[Job],
+    num_runs: int,
 ) -> str:
     """Return what must stand above a figure that is not the paper's; '' if nothing must.
 
-    The figure has the runs `shown`, of `of` runs that the item has.
+    The figure has the runs `shown`, of `num_runs` that it should have.
     """
     from rayfed.papers.items import told_changes
 
@@ -249,8 +253,8 @@ def remark_of(
     parts = [f"small variant ({size_of(shown)})"] if small else []
     if changes:
         parts.append(f"changed: {changes}")
-    if len(shown) < of:
-        parts.append(f"{len(shown)} of {of} runs")
+    if len(shown) < num_runs:
+        parts.append(f"{len(shown)} of {num_runs} runs")
     return f"{declared.name}, not as in the paper: {'; '.join(parts)}" if parts else ""
 
 
@@ -391,6 +395,6 @@ def reproduce(
 
     run_grid(chosen, jobs, force, other_bits, show)
     if declared.item.figure:
-        of = sum(cell.name not in before for cell in every)
-        remark = remark_of(declared, small, dict(overrides), in_figure, of)
+        num_runs = sum(cell.name not in before for cell in every)
+        remark = remark_of(declared, small, dict(overrides), in_figure, num_runs)
         draw_item(declared, in_figure, path, remark)

@@ -307,10 +307,10 @@ def scatter(
 ) -> Figure:
     """Draw a number of each run against another number of it (FedNTD Fig. 8).
 
-    A point is a run, or with `by_round` a round of a run (FedSSD Fig. 2a). The number is the last
-    accuracy, or with `by_round` the accuracy, if none is given. Runs that differ in
-    their seed alone look alike. On the dotted line, which is drawn if both are accuracies, the two
-    are equal.
+    A point is a run, or with `by_round` a round of a run (FedSSD Fig. 2a). If `of` is not given, it
+    is the last accuracy, or with `by_round` the accuracy of the round. Runs that differ in their
+    seed alone look alike. On the dotted line, which is drawn if both numbers are accuracies, the
+    two are equal.
     """
     if not x:
         raise InputError(

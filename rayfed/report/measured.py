@@ -149,11 +149,11 @@ def drifts(group: Group) -> Columns:
 
 def measured_on(run: Run) -> int:
     """Return the number of test examples that a run's clients were measured on."""
-    total = test_examples(run)
+    total = num_test_examples(run)
     return min(run.job["measure_images"] or total, total)
 
 
-def test_examples(run: Run) -> int:
+def num_test_examples(run: Run) -> int:
     """Return the number of a run's test examples."""
     initial = read_table(run.folder, "classes").filter(pc.field("round") == 0)
     return pc.sum(initial["predicted"]).as_py() or 0

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.data.unevenness import unevenness
+from rayfed.folder.places import is_checkpoint_of
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
 from rayfed.folder.tables import (
     Columns,
@@ -168,6 +169,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         behind = [run for run in members if len(run.rounds["round"]) < most]
         groups.append(Group(title, furthest, behind))
     return groups
+
+
+def comes_first(run: Run, others: Iterable[Run]) -> bool:
+    """Say whether other runs begin with the weights of a run, as in a grid with `grid.first`."""
+    for other in others:
+        if is_checkpoint_of(other.job["model"].get("weights", ""), run.name):
+            return True
+    return False
 
 
 def shorten(groups: Sequence[Group]) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from rayfed.base.errors import InputError, did_you_mean, told
-from rayfed.folder.places import is_checkpoint_of
 from rayfed.job import MEASURE, differences, flat
 from rayfed.measures import metrics
 from rayfed.report.forms import (
@@ -36,7 +35,7 @@ from rayfed.report.measured import (
     rounds_of_means,
     unmeasured,
 )
-from rayfed.report.read import Group, Run, grouped, shorten
+from rayfed.report.read import Group, Run, comes_first, grouped, shorten
 from rayfed.report.words import Stat, interval, spread, stat_text
 
 # The two runs of a pair have these in common.
@@ -186,15 +185,11 @@ def _is_named(name: str, group: Group, reference: str) -> bool:
 
 def _comes_first(group: Group, groups: Sequence[Group]) -> bool:
     """Say whether runs of other groups begin with the weights of a run of a group."""
-    names = [run.name for run in group.runs + group.behind]
+    others: list[Run] = []
     for other in groups:
-        if other is group:
-            continue
-        for run in other.runs + other.behind:
-            weights = run.job["model"].get("weights", "")
-            if any(is_checkpoint_of(weights, name) for name in names):
-                return True
-    return False
+        if other is not group:
+            others += other.runs + other.behind
+    return any(comes_first(run, others) for run in group.runs + group.behind)
 
 
 def figures(run: Run) -> dict[str, float]:
